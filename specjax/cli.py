@@ -1,0 +1,146 @@
+"""The command line: `RunConfig` from arguments, and errors in one line."""
+
+import ast
+import contextlib
+import dataclasses
+import io
+import os
+import re
+import sys
+import typing
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+import tyro
+
+from specjax import config as config_lib
+from specjax.config import RunConfig
+
+PROG = 'python -m specjax.run'
+USAGE_ERROR = 2
+DESCRIPTION = """Exact speculative decoding of T5 pairs: a draft proposes tokens,
+the target verifies them in one pass, and the output has exactly the target's law.
+
+Without --prompt or --input: a demonstration on the embedded pair."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _CommandLine(RunConfig):
+  config: Annotated[
+    str | None,
+    tyro.conf.arg(
+      metavar='FILE',
+      help='A Python file with a RunConfig named CONFIG, or the name of a shipped '
+      'one (embedded). The other options override it.',
+    ),
+  ] = None
+
+
+def parse(argv: Sequence[str]) -> RunConfig:
+  """Arguments -> configuration: `--config` first, then the other options.
+
+  Raises:
+    ValueError: an unknown option (near names are given) or a bad value.
+    SystemExit: after `--help`.
+  """
+  name = _config_name(argv)
+  base = RunConfig() if name is None else config_lib.load_config(name)
+  errors = io.StringIO()
+  try:
+    with contextlib.redirect_stderr(errors), _wide(not {'-h', '--help'} & {*argv}):
+      parsed = tyro.cli(
+        tyro.conf.OmitArgPrefixes[_CommandLine],
+        prog=PROG,
+        description=DESCRIPTION,
+        args=[*argv],
+        default=_CommandLine(**_fields(base), config=name),
+        use_underscores=True,
+      )
+  except SystemExit as exit_:
+    if not exit_.code:
+      raise
+    raise ValueError(_reason(argv, errors.getvalue())) from None
+  return RunConfig(**_fields(parsed))
+
+
+def option_names() -> list[str]:
+  """Every `--option`, aliases included."""
+  return sorted({'--help', '--config', *_options(RunConfig)})
+
+
+def fail(error: Exception) -> int:
+  """Says what is wrong in one line on stderr; returns the exit code."""
+  print('specjax:', ' '.join(str(error).split()), file=sys.stderr)
+  return USAGE_ERROR
+
+
+def _config_name(argv: Sequence[str]) -> str | None:
+  """The value of --config, which decides the other options' defaults."""
+  for argument, following in zip(argv, [*argv[1:], None], strict=True):
+    option, has_value, value = argument.partition('=')
+    if option == '--config':
+      value = value if has_value else following
+      if not value:
+        raise ValueError('--config: no name; give a file or a shipped configuration')
+      return value
+  return None
+
+
+def _fields(config: RunConfig) -> dict[str, Any]:
+  return {
+    field.name: getattr(config, field.name) for field in dataclasses.fields(RunConfig)
+  }
+
+
+def _options(cls: type) -> Iterator[str]:
+  for name, hint in typing.get_type_hints(cls, include_extras=True).items():
+    if dataclasses.is_dataclass(hint):
+      yield from _options(typing.cast(type, hint))
+      continue
+    yield f'--{name}'
+    if hint is bool:
+      yield f'--no_{name}'
+    for note in getattr(hint, '__metadata__', ()):
+      yield from getattr(note, 'aliases', None) or ()
+
+
+def _reason(argv: Sequence[str], box: str) -> str:
+  """One line for tyro's box of many."""
+  known = {name.replace('_', '-') for name in option_names()}
+  for argument in argv:
+    option = argument.partition('=')[0]
+    if option.startswith('--') and option.replace('_', '-') not in known:
+      return f'{option}: unknown option; {config_lib.suggest(option, option_names())}'
+  lines = []
+  for line in box.splitlines()[1:]:
+    line = line.strip('│ ')
+    if not line.strip('─╭╮╰╯ '):
+      break
+    lines.append(line)
+  reason = ' '.join(lines)
+  choice = re.match(r"invalid choice '(.*)' for argument '--(\w+)'.*(\(.*\))", reason)
+  if choice:
+    value, field, choices = choice.groups()
+    suggestion = config_lib.suggest(value, ast.literal_eval(choices))
+    return f'{field}: {value!r} is unknown; {suggestion}'
+  # Checks of our own name the field and the remedy already.
+  reason, is_own = re.subn(r'^Error parsing [A-Za-z_.]+: ', '', reason)
+  reason = re.sub(r'^Error parsing (?:--\w+/)*', '', reason)
+  return reason if is_own else f'{reason.rstrip(".")}; see {PROG} --help'
+
+
+@contextlib.contextmanager
+def _wide(wide: bool) -> Iterator[None]:
+  """Keeps tyro from breaking a message's words, which will be joined again."""
+  if not wide:
+    yield
+    return
+  columns = os.environ.get('COLUMNS')
+  os.environ['COLUMNS'] = '10000'
+  try:
+    yield
+  finally:
+    if columns is None:
+      del os.environ['COLUMNS']
+    else:
+      os.environ['COLUMNS'] = columns

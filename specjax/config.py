@@ -1,0 +1,273 @@
+"""What a decoding run is told: frozen dataclasses that check themselves.
+
+The command line (`specjax.cli`) is generated from these classes, and files in
+configs/ hold a `RunConfig` named CONFIG. Importing this module starts nothing.
+"""
+
+import dataclasses
+import difflib
+import importlib.util
+import math
+import numbers
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+METHODS = ('draft_model', 'ngram', 'table', 'none')
+RULES = ('token', 'block')
+DTYPES = ('float32', 'bfloat16')
+_MAX_SEED = 2**32
+
+
+def _alias(metavar: str | None, *aliases: str) -> Any:
+  return tyro.conf.arg(metavar=metavar, aliases=aliases)
+
+
+def check_budget(num_draft: int, max_new_tokens: int) -> None:
+  """A round emits one token beyond the accepted ones: longer drafts are waste."""
+  most = max_new_tokens - 1
+  if num_draft > most:
+    remedy = f'give at most {most}' if most else 'pass --method none'
+    raise ValueError(
+      f'num_speculative_tokens: {num_draft} is more than max_new_tokens '
+      f'{max_new_tokens} can use; {remedy}'
+    )
+
+
+def check_choice(field: str, value: Any, choices: Iterable[str]) -> None:
+  """Raises a ValueError that names the choices, near ones first."""
+  choices = list(choices)
+  if value not in choices:
+    raise ValueError(f'{field}: {value!r} is unknown; {suggest(str(value), choices)}')
+
+
+def suggest(name: str, choices: Iterable[str]) -> str:
+  """'did you mean a or b?', or all choices when none is near."""
+  choices = sorted(choices)
+  near = difflib.get_close_matches(name, choices, n=3, cutoff=0.6)
+  if near:
+    return f'did you mean {" or ".join(near)}?'
+  return f'choose from {", ".join(choices)}'
+
+
+def _is_int(value: Any) -> bool:
+  return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _check_int(field: str, value: Any, lowest: int, remedy: str) -> None:
+  if not _is_int(value) or value < lowest:
+    raise ValueError(f'{field}: {value!r}; {remedy}')
+
+
+def _check_float(field: str, value: Any, remedy: str) -> None:
+  number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+  if not number or not math.isfinite(value):
+    raise ValueError(f'{field}: {value!r}; {remedy}')
+
+
+@dataclasses.dataclass(frozen=True)
+class PairConfig:
+  """Which target and which draft."""
+
+  model: Annotated[str, _alias('NAME', '--pair')] = 'embedded'
+  """'embedded', or a folder with {target,draft}.safetensors and vocab.model."""
+  draft_model: Annotated[str | None, _alias('FILE', '--assistant_model')] = None
+  """Another draft for that target: a safetensors file, or a pair's folder."""
+  table_text: Annotated[str | None, _alias('FILE')] = None
+  """For --method table: output texts, one a line, whose bigrams are counted."""
+  dtype: Literal['float32', 'bfloat16'] = 'float32'
+  """Of weights and activations; laws are float32 in any case."""
+
+  def __post_init__(self):
+    check_choice('dtype', self.dtype, DTYPES)
+
+
+@dataclasses.dataclass(frozen=True)
+class SpeculationConfig:
+  """Who drafts, how much, and how it is verified."""
+
+  method: Literal['draft_model', 'ngram', 'table', 'none'] = 'draft_model'
+  """A smaller model, prompt lookup in source and output, bigrams, or no draft."""
+  num_speculative_tokens: Annotated[
+    int,
+    _alias('INT', '--gamma', '--num_assistant_tokens', '--prompt_lookup_num_tokens'),
+  ] = 4
+  """Tokens drafted per call of the target."""
+  rejection_sample_method: Literal['token', 'block'] = 'token'
+  """token (Leviathan et al. 2023) or block (Sun et al. 2024); both are exact."""
+  prompt_lookup_max: Annotated[int, _alias('INT', '--max_matching_ngram_size')] = 3
+  """Longest n-gram that prompt lookup matches."""
+  prompt_lookup_min: Annotated[int, _alias('INT')] = 1
+  """Shortest n-gram that prompt lookup matches."""
+
+  def __post_init__(self):
+    check_choice('method', self.method, METHODS)
+    check_choice('rejection_sample_method', self.rejection_sample_method, RULES)
+    gamma = self.num_speculative_tokens
+    if not _is_int(gamma) or gamma < 1:
+      raise ValueError(
+        f'num_speculative_tokens: {gamma!r}; give an integer >= 1, or decode '
+        'plainly with --method none'
+      )
+    low, high = self.prompt_lookup_min, self.prompt_lookup_max
+    if not (_is_int(low) and _is_int(high) and 1 <= low <= high):
+      raise ValueError(
+        f'prompt_lookup_min: {low!r} with prompt_lookup_max {high!r}; give '
+        '1 <= prompt_lookup_min <= prompt_lookup_max'
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingConfig:
+  """The law that outputs are drawn from, and how long they may be."""
+
+  temperature: float = 0.0
+  """0 is greedy."""
+  top_k: int = 0
+  """Only the k likeliest tokens; 0 is off."""
+  top_p: float = 1.0
+  """Only the likeliest tokens that hold this much probability; 1 is off."""
+  seed: int = 0
+  """Of all random draws; two runs that give none both use the default."""
+  max_new_tokens: int = 128
+  """Longest output, the end token included."""
+  min_new_tokens: int = 0
+  """No end token before that many tokens."""
+  banned_ids: Annotated[tuple[int, ...], tyro.conf.arg(metavar='[INT ...]')] = ()
+  """Token ids that are never emitted."""
+
+  def __post_init__(self):
+    _check_float('temperature', self.temperature, 'give 0 (greedy) or more')
+    if self.temperature < 0:
+      raise ValueError(f'temperature: {self.temperature}; give 0 (greedy) or more')
+    _check_float('top_p', self.top_p, 'give more than 0 and at most 1 (off)')
+    if not 0 < self.top_p <= 1:
+      raise ValueError(f'top_p: {self.top_p}; give more than 0 and at most 1 (off)')
+    _check_int('top_k', self.top_k, 0, 'give 0 (off) or more')
+    _check_int('seed', self.seed, 0, 'give an integer from 0 to 2**32 - 1')
+    if self.seed >= _MAX_SEED:
+      raise ValueError(f'seed: {self.seed}; give an integer from 0 to 2**32 - 1')
+    _check_int('max_new_tokens', self.max_new_tokens, 1, 'give 1 or more')
+    _check_int('min_new_tokens', self.min_new_tokens, 0, 'give 0 or more')
+    if self.min_new_tokens > self.max_new_tokens:
+      raise ValueError(
+        f'min_new_tokens: {self.min_new_tokens} is more than max_new_tokens '
+        f'{self.max_new_tokens}; lower the one or raise the other'
+      )
+    object.__setattr__(self, 'banned_ids', tuple(self.banned_ids))
+
+
+@dataclasses.dataclass(frozen=True)
+class IOConfig:
+  """Where texts come from and what is shown of them."""
+
+  prompt: Annotated[
+    tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar='TEXT')
+  ] = ()
+  """A source with its task's prefix: 'ende: ...', 'summ: ...', 'fix: ...'."""
+  input: Annotated[str | None, _alias('FILE')] = None
+  """A file of sources, one a line; - reads standard input."""
+  output: Annotated[str | None, _alias('FILE')] = None
+  """JSON lines: the configuration, then one record a text. Replaces the file."""
+  batch_size: int = 8
+  """Texts decoded together."""
+  truncate: bool = False
+  """Cut sources that are longer than the model's limit."""
+  stream: bool = False
+  """Show each text as it grows, one after the other."""
+  trace: bool = True
+  """Show where each token came from (the first 8 texts)."""
+  compare: bool = True
+  """If greedy, decode all texts plainly too; exit code 1 if outputs differ."""
+
+  def __post_init__(self):
+    object.__setattr__(self, 'prompt', tuple(self.prompt))
+    _check_int('batch_size', self.batch_size, 1, 'give 1 or more')
+    for number, text in enumerate(self.prompt, 1):
+      if not text.strip():
+        raise ValueError(f'prompt: number {number} is empty; give it some text')
+    if self.prompt and self.input is not None:
+      raise ValueError(f'input: {self.input} beside --prompt; give one of the two')
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+  """Everything a run is told; equal configurations give equal outputs."""
+
+  pair: PairConfig = PairConfig()
+  speculation: SpeculationConfig = SpeculationConfig()
+  sampling: SamplingConfig = SamplingConfig()
+  io: IOConfig = IOConfig()
+
+  def __post_init__(self):
+    if self.speculation.method != 'none':
+      check_budget(
+        self.speculation.num_speculative_tokens, self.sampling.max_new_tokens
+      )
+
+  def to_dict(self) -> dict[str, Any]:
+    """The configuration as JSON types."""
+    return dataclasses.asdict(self)
+
+
+def load_config(name: str) -> RunConfig:
+  """Reads a `RunConfig`.
+
+  Args:
+    name: a Python file that defines CONFIG, or the name of a shipped one, such
+      as 'embedded'.
+
+  Returns:
+    Its CONFIG.
+
+  Raises:
+    ValueError: no such file or name (near names are given), the file fails, or
+      its CONFIG is no `RunConfig`.
+  """
+  path = Path(name).expanduser()
+  if not path.is_file():
+    shipped = shipped_configs()
+    if name not in shipped:
+      raise ValueError(
+        f'config: {name!r} is neither a file nor a shipped configuration; '
+        + suggest(name, shipped)
+      )
+    path = shipped[name]
+  config = _execute(path).get('CONFIG')
+  if not isinstance(config, RunConfig):
+    raise ValueError(
+      f'config: {path} defines no CONFIG of type RunConfig (found '
+      f'{type(config).__name__}); see configs/embedded.py'
+    )
+  return config
+
+
+def shipped_configs() -> dict[str, Path]:
+  """Names and files of the `RunConfig`s that come with specjax."""
+  here = Path(__file__).parent
+  folders = [here / 'configs']
+  if (here.parent / 'pyproject.toml').is_file():  # a checkout
+    folders.append(here.parent / 'configs')
+  return {
+    path.stem: path
+    for folder in folders
+    for path in sorted(folder.glob('*.py'))
+    if 'RunConfig' in path.read_text(encoding='utf-8')
+  }
+
+
+def _execute(path: Path) -> dict[str, Any]:
+  spec = importlib.util.spec_from_file_location(f'specjax_config_{path.stem}', path)
+  if spec is None or spec.loader is None:
+    raise ValueError(f'config: {path} is not a Python file (.py)')
+  module = importlib.util.module_from_spec(spec)
+  try:
+    spec.loader.exec_module(module)
+  except Exception as error:
+    reason = str(error).partition('\n')[0]
+    raise ValueError(
+      f'config: {path} fails with {type(error).__name__}: {reason}; correct the file'
+    ) from error
+  return vars(module)

@@ -1,0 +1,12 @@
+"""Measuring: what speculation promises, what it does, and why.
+
+  theory    the paper's formulas: E[tokens], speedup, the best gamma
+  metrics   counts from the loop's trace, alpha from the text, latencies
+  steps     c, v and the loop's overhead, from the steps timed alone
+  bench     whole runs timed in turns, and the types of measurements
+  diagnose  does it pay, what is to blame, what would be better
+  trace     coloured text: which token came from where
+  report    tables
+
+Names are defined in docs/metrics.md.
+"""

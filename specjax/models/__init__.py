@@ -1,0 +1,1 @@
+"""Models behind the framework-free `specjax.core.types.Model`."""

@@ -1,0 +1,41 @@
+"""Speculative decoding from the command line.
+
+  python -m specjax.run                                  a demonstration
+  python -m specjax.run --prompt "ende: Click the button."
+  python -m specjax.run --input sources.txt --output results.jsonl
+
+Exit codes: 0; 1 when a greedy output is not plain decoding's; 2 for bad input,
+with one line on stderr that says what to do; 130 when interrupted.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from specjax import cli
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Parses, builds, decodes and writes; returns the exit code."""
+  try:
+    config = cli.parse(sys.argv[1:] if argv is None else argv)
+    # JAX starts here: help and bad options are answered before.
+    from specjax import demo, load, session
+
+    texts = session.read_texts(config)
+    pair = load.load_pair(
+      config.pair.model,
+      draft=config.pair.draft_model,
+      dtype=config.pair.dtype,
+      table_text=config.pair.table_text,
+    )
+    if texts is None:
+      job = demo.Demonstration(config, pair)
+    else:
+      job = session.Session(config, pair, texts)
+  except ValueError as error:
+    return cli.fail(error)
+  return job.run()
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,141 @@
+"""The training loop: any loss, Adafactor, checkpoints, resuming.
+
+Updates are relative to each parameter's scale (Shazeer and Stern 2018, as T5
+was trained): a constant rate after a warm-up, then a linear decay to 0.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import optax
+import rich.progress
+
+from specjax.checkpoints import store
+from specjax.train.config import FitConfig
+
+
+class TrainState(NamedTuple):
+  """What a checkpoint of a run holds."""
+
+  params: Any
+  opt_state: Any
+  step: int
+
+
+def make_optimizer(config: FitConfig) -> optax.GradientTransformation:
+  """Adafactor under the schedule that `config` describes."""
+  decay_steps = max(1, round(config.total_steps * config.decay_fraction))
+  schedule = optax.join_schedules(
+    [
+      optax.linear_schedule(0.0, config.learning_rate, max(1, config.warmup_steps)),
+      optax.linear_schedule(config.learning_rate, 0.0, decay_steps),
+    ],
+    [max(config.warmup_steps, config.total_steps - decay_steps)],
+  )
+  return optax.adafactor(
+    schedule,
+    multiply_by_parameter_scale=True,
+    clipping_threshold=1.0,
+    weight_decay_rate=None,
+  )
+
+
+def fit(
+  config: FitConfig,
+  loss_fn: Callable[[Any, Any], jax.Array],
+  params: Any,
+  batches: Callable[[int], Iterator[Any]],
+  folder: Path,
+  *,
+  export: Callable[[Any, int], None],
+  evaluate: Callable[[Any], str] = lambda params: '',
+  resume: bool = False,
+) -> TrainState:
+  """Minimises a loss, with checkpoints.
+
+  Args:
+    config: schedule.
+    loss_fn: `(params, batch) -> scalar`; compiled once per batch shape.
+    params: initial parameters.
+    batches: `first step -> iterator of batches`; NamedTuples of arrays whose
+      second field holds the targets.
+    folder: where `state.msgpack` goes; made if absent.
+    export: `(params, step)`, called at each checkpoint, to write the weights.
+    evaluate: `params -> text` for the log, called at each checkpoint.
+    resume: go on from the checkpoint in `folder`.
+
+  Returns:
+    The final state.
+
+  Raises:
+    ValueError: `resume` without a checkpoint.
+  """
+  folder.mkdir(parents=True, exist_ok=True)
+  optimizer = make_optimizer(config)
+  state = TrainState(params, optimizer.init(params), 0)
+  if resume:
+    state = load_state(folder, state)
+
+  @jax.jit
+  def update(params, opt_state, batch):
+    loss, gradients = jax.value_and_grad(loss_fn)(params, batch)
+    updates, opt_state = optimizer.update(gradients, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, loss
+
+  params, opt_state, step = state
+  saved_at = logged_at = time.monotonic()
+  losses: list[jax.Array] = []
+  tokens = 0
+  with _progress() as progress:
+    task = progress.add_task('train', total=config.total_steps, completed=step)
+    for batch in itertools.islice(batches(step), max(0, config.total_steps - step)):
+      params, opt_state, loss = update(params, opt_state, batch)
+      step += 1
+      losses.append(loss)
+      tokens += int((batch[0] > 0).sum() + (batch[1] > 0).sum())
+      progress.advance(task)
+      last = step == config.total_steps
+      if step % config.log_steps == 0 or last:
+        mean = float(jnp.mean(jnp.stack(losses)))
+        now = time.monotonic()
+        rate = f'{tokens / (now - logged_at):.0f} tokens/s'
+        progress.update(task, description=f'loss {mean:.3f}, {rate}')
+        progress.console.print(
+          f'{time.strftime("%H:%M:%S")} step {step}/{config.total_steps} '
+          f'loss {mean:.4f} {rate}',
+          soft_wrap=True,
+        )
+        losses, tokens, logged_at = [], 0, now
+      if last or time.monotonic() - saved_at > config.checkpoint_seconds:
+        save_state(folder, TrainState(params, opt_state, step))
+        export(params, step)
+        progress.console.print(f'step {step} saved. {evaluate(params)}', soft_wrap=True)
+        saved_at = time.monotonic()
+  return TrainState(params, opt_state, step)
+
+
+def save_state(folder: Path, state: TrainState) -> None:
+  """Writes `state.msgpack`, all of it or nothing."""
+  data = flax.serialization.to_bytes(tuple(state))
+  store.write_atomically(folder / 'state.msgpack', data)
+
+
+def load_state(folder: Path, template: TrainState) -> TrainState:
+  """Reads what `save_state` wrote, in the shape of `template`."""
+  path = folder / 'state.msgpack'
+  if not path.is_file():
+    raise ValueError(f'resume: no checkpoint {path}; start without --resume')
+  return TrainState(*flax.serialization.from_bytes(tuple(template), path.read_bytes()))
+
+
+def _progress() -> rich.progress.Progress:
+  return rich.progress.Progress(
+    *rich.progress.Progress.get_default_columns(),
+    rich.progress.MofNCompleteColumn(),
+  )

@@ -76,13 +76,14 @@ def fail(error: Exception) -> int:
 
 def _config_name(argv: Sequence[str]) -> str | None:
   """The value of --config, which decides the other options' defaults."""
-  for argument, following in zip(argv, [*argv[1:], None], strict=True):
+  for argument, following in zip(argv, [*argv[1:], ''], strict=True):
     option, has_value, value = argument.partition('=')
-    if option == '--config':
-      value = value if has_value else following
-      if not value:
-        raise ValueError('--config: no name; give a file or a shipped configuration')
-      return value
+    if option != '--config':
+      continue
+    name = value if has_value else following
+    if not name:
+      raise ValueError('--config: no name; give a file or a shipped configuration')
+    return name
   return None
 
 

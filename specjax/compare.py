@@ -5,10 +5,10 @@ one over a single token may round a near-tie differently; that is told apart
 from a fault by the gap between the two tokens' logits.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,8 @@ from specjax.pair import Pair
 MAX_ULPS = 4
 
 
-class Difference(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Difference:
   """Where an output first departs from plain decoding's.
 
   Attributes:
@@ -91,7 +92,8 @@ def differences(
     if position is None:
       continue
     token, plain_token = (
-      ids_[position] if position < len(ids_) else None for ids_ in (ours.ids, theirs.ids)
+      ids_[position] if position < len(ids_) else None
+      for ids_ in (ours.ids, theirs.ids)
     )
     gap, bound = math.nan, 0.0
     if token is not None and plain_token is not None:

@@ -246,13 +246,9 @@ def load_config(name: str) -> RunConfig:
 
 def shipped_configs() -> dict[str, Path]:
   """Names and files of the `RunConfig`s that come with specjax."""
-  here = Path(__file__).parent
-  folders = [here / 'configs']
-  if (here.parent / 'pyproject.toml').is_file():  # a checkout
-    folders.append(here.parent / 'configs')
+  folder = Path(__file__).parent / 'configs'  # in a checkout a link to configs/
   return {
     path.stem: path
-    for folder in folders
     for path in sorted(folder.glob('*.py'))
     if 'RunConfig' in path.read_text(encoding='utf-8')
   }

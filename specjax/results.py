@@ -49,11 +49,17 @@ class Writer:
       ) from error
     self._write({'record': 'run', **run_record(config)})
 
-  def texts(self, sources: Sequence[str], generations: Iterable[Generation]) -> None:
+  def texts(
+    self,
+    sources: Sequence[str],
+    generations: Iterable[Generation],
+    **fields: Any,
+  ) -> None:
     """One record for each generation; flushed, so that a crash loses nothing."""
     for generation in generations:
       source = sources[generation.index]
-      self._write({'record': 'text', 'source': source, **generation.to_dict()})
+      record = {'record': 'text', 'source': source, **fields, **generation.to_dict()}
+      self._write(record)
     self._file.flush()
 
   def summary(self, **fields: Any) -> None:

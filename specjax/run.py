@@ -28,13 +28,14 @@ def main(argv: Sequence[str] | None = None) -> int:
       dtype=config.pair.dtype,
       table_text=config.pair.table_text,
     )
-    if texts is None:
-      job = demo.Demonstration(config, pair)
-    else:
-      job = session.Session(config, pair, texts)
+    run = (
+      demo.Demonstration(config, pair).run
+      if texts is None
+      else session.Session(config, pair, texts).run
+    )
   except ValueError as error:
     return cli.fail(error)
-  return job.run()
+  return run()
 
 
 if __name__ == '__main__':

@@ -5,6 +5,7 @@ Outputs go to stdout, one a line in the order of the input, and everything else
 """
 
 import contextlib
+import dataclasses
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -57,9 +58,7 @@ def decoding_options(config: RunConfig, method: str | None = None) -> dict[str, 
   }
 
 
-def trace_tokens(
-  generation: Generation, vocabulary: Vocabulary
-) -> list[trace.Token]:
+def trace_tokens(generation: Generation, vocabulary: Vocabulary) -> list[trace.Token]:
   """What `eval.trace` renders."""
   return [
     trace.Token(vocabulary.piece(token), Source[source.upper()], round_)
@@ -188,7 +187,9 @@ class Session:
     found = differences(self.pair, self.sources, ordered, plain)
     equal = len(plain) - len(found)
     answer = 'yes' if not found else 'no'
-    self.console.print(f"output identical to the target's: {answer} {equal}/{len(plain)}")
+    self.console.print(
+      f"output identical to the target's: {answer} {equal}/{len(plain)}"
+    )
     for difference in found:
       self.console.print(Text(difference.describe(self.pair)))
     speedup = self._speedup(plain_options)
@@ -202,7 +203,7 @@ class Session:
         identical=equal,
         compared=len(plain),
         speedup=speedup.median,
-        differences=[difference._asdict() for difference in found],
+        differences=[dataclasses.asdict(difference) for difference in found],
       )
     return DIFFERENT if any(not each.is_rounding for each in found) else 0
 
@@ -220,4 +221,6 @@ class Session:
 
 
 def _one_line(text: str) -> str:
-  return text.replace('\n', '\\n')
+  """Keeps a text on its line, and terminals from obeying what a model wrote."""
+  text = text.replace('\n', '\\n')
+  return ''.join(x if x.isprintable() or x == '\t' else '\ufffd' for x in text)

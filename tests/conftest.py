@@ -1,4 +1,9 @@
-"""The strict rig: 8 CPU devices, no silent promotion, warnings are errors."""
+"""The strict rig: 8 CPU devices, no silent promotion, warnings are errors.
+
+Compiling takes most of the suite's time, so XLA's expensive passes are off, except
+in tests/exactness and wherever `optimised` is asked for: there the programs are the
+ones that users run.
+"""
 
 import os
 
@@ -7,7 +12,17 @@ os.environ['XLA_FLAGS'] = (
 )
 
 import jax
+import pytest
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 jax.config.update('jax_default_matmul_precision', 'highest')
 jax.config.update('jax_legacy_prng_key', 'error')
+jax.config.update('jax_disable_most_optimizations', True)
+
+
+@pytest.fixture(scope='module')
+def optimised():
+  """Compiles as users do."""
+  jax.config.update('jax_disable_most_optimizations', False)
+  yield
+  jax.config.update('jax_disable_most_optimizations', True)

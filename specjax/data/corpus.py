@@ -113,6 +113,30 @@ def fix_examples(examples: Iterable[Example], seed: int = 0) -> list[Example]:
   ]
 
 
+def sample_examples(
+  vocabulary: text.Vocabulary, per_task: int = 4, seed: int = 0
+) -> list[Example]:
+  """The demonstration's inputs: drawn by a seed from the test split, not chosen.
+
+  Of each task, sources of 12 to 96 tokens, so that they fit a screen, and with
+  something to correct.
+  """
+  examples = read_corpus('test')
+  examples += fix_examples(examples)
+  rnd = random.Random(seed)
+  samples = []
+  for task in PREFIXES:
+    fitting = [
+      example
+      for example in examples
+      if example.task == task
+      and example.source != example.target
+      and 12 <= len(vocabulary.encode(example.source)) <= 96
+    ]
+    samples += rnd.sample(fitting, per_task)
+  return samples
+
+
 def encode_example(
   vocabulary: text.Vocabulary, example: Example, max_source: int
 ) -> Pair:

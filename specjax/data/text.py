@@ -86,7 +86,7 @@ def sentencepiece_vocabulary(path: str | Path, extra_ids: int = 100) -> Vocabula
   def decode(ids: Sequence[int]) -> str:
     parts, run = [], []
     for token in _content(ids):
-      if token < num_pieces:
+      if 0 <= token < num_pieces:
         run.append(token)
         continue
       parts += [pieces.decode(run), piece(token)]

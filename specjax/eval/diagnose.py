@@ -86,8 +86,8 @@ def diagnose(
   if gamma == 0:
     raise ValueError('gamma: 0; plain decoding needs no diagnosis, give gamma >= 1')
   at_gamma = theory.verify_cost(v, gamma)
-  every_v = v if callable(v) or not isinstance(v, int | float) else None
-  every_v = interpolated(at_gamma, gamma) if every_v is None else every_v
+  is_number = isinstance(v, int | float)
+  every_v = interpolated(at_gamma, gamma) if is_number else v
   if tokens_per_call is None:
     tokens_per_call = theory.expected_tokens(alpha, gamma)
   predicted = theory.speedup_of(tokens_per_call, gamma, c, at_gamma)

@@ -60,7 +60,7 @@ _COLUMNS = (
   _Column('tokens/call', 'tok./\ncall'),
   _Column('c', 'c'),
   _Column('v', 'v'),
-  _Column('predicted', 'pre-\ndicted'),
+  _Column('predicted', 'pre-\ndict.'),
   _Column('measured', 'measured\nspeedup'),
   _Column('same_text', 'same\ntext'),
 )
@@ -74,7 +74,7 @@ COLUMN_NOTES = (
   ('tok./call', 'tokens emitted per call of the target'),
   ('c', 'time of a draft step / of a target step'),
   ('v', 'time of verifying gamma + 1 tokens / of a target step'),
-  ('predicted', '(1 - alpha^(gamma+1)) / (1 - alpha) / (v + gamma c)'),
+  ('predict.', '(1 - alpha^(gamma+1)) / (1 - alpha) / (v + gamma c)'),
   ('measured', 'time of plain / of speculative decoding, ± half the quartiles apart'),
   ('same text', 'speculative output equals plain output'),
 )

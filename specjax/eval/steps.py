@@ -222,7 +222,7 @@ class _Bench(NamedTuple):
 
 
 def _bench(
-  params, inputs_BE, sampling, target, num_draft, verifier, warp, max_len, row_key_B
+  params, inputs_BE, sampling, num_draft, row_key_B, *, target, verifier, warp, max_len
 ) -> _Bench:
   if num_draft < 1:
     raise ValueError(
@@ -284,7 +284,15 @@ def measure_steps(
   """
   gamma = drafter.num_draft
   bench = _bench(
-    params, inputs_BE, sampling, target, gamma, verifier, warp, max_len, row_key_B
+    params,
+    inputs_BE,
+    sampling,
+    gamma,
+    row_key_B,
+    target=target,
+    verifier=verifier,
+    warp=warp,
+    max_len=max_len,
   )
   loops = {
     'target_step': bench.rounds(autoregressive.no_draft, None),
@@ -319,7 +327,15 @@ def loop_overhead(
   """
   gamma = drafter.num_draft
   bench = _bench(
-    params, inputs_BE, sampling, target, gamma, verifier, warp, max_len, row_key_B
+    params,
+    inputs_BE,
+    sampling,
+    gamma,
+    row_key_B,
+    target=target,
+    verifier=verifier,
+    warp=warp,
+    max_len=max_len,
   )
   loops = {
     'proposal': bench.proposals(drafter),
@@ -351,8 +367,18 @@ def measure_verify_costs(
   Args:
     gammas: integers >= 1.
   """
+  if not gammas:
+    raise ValueError('gammas: []; give at least one')
   bench = _bench(
-    params, inputs_BE, sampling, target, min(gammas), verifier, warp, max_len, None
+    params,
+    inputs_BE,
+    sampling,
+    min(gammas),
+    None,
+    target=target,
+    verifier=verifier,
+    warp=warp,
+    max_len=max_len,
   )
   loops = {str(gamma): _with_cap(bench, gamma).verify_steps(gamma) for gamma in gammas}
   loops['0'] = bench.rounds(autoregressive.no_draft, None)

@@ -57,7 +57,7 @@ def tiny_t5(
   config = T5Config(**fields)
   module = Transformer(config)
   token_11 = jnp.ones((1, 1), jnp.int32)
-  params = module.init(jax.random.key(seed), token_11, token_11)['params']
+  params = jax.jit(module.init)(jax.random.key(seed), token_11, token_11)['params']
   if not config.logits_via_embedding:
     head = params['decoder']['logits_dense']
     head['kernel'] = head['kernel'] * gain

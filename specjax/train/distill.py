@@ -27,7 +27,6 @@ from specjax.core import autoregressive, rng, types
 from specjax.core import warp as warps
 from specjax.data import corpus, text
 from specjax.models import t5
-from specjax.models.t5 import model as t5_models
 from specjax.train.config import DistillConfig, load_config
 from specjax.train.fit import TrainState, fit
 from specjax.train.train import VOCABULARY_PATH, init_params, make_evaluate, shift_right
@@ -84,12 +83,15 @@ def answer(
   Yields:
     The number of a source and its `Answer`, each source once.
   """
-  model = t5_models.t5_model(checkpoint.config)
+  model = t5.t5_model(checkpoint.config)
   params = jax.device_put(checkpoint.params)
-  warp = warps.make_warp(vocab_size=vocabulary.size, eos_id=vocabulary.eos_id)
+  # A pad inside an answer would be taken for the end of it.
+  warp = warps.make_warp(vocabulary.size, vocabulary.eos_id, (text.PAD_ID,))
   lengths = [len(source) for source in sources]
   for padded, rows in text.group_by_length(lengths, batch_size):
-    inputs_BE = text.pad([sources[row] for row in rows], padded, batch_size)
+    inputs_BE = jnp.asarray(
+      text.pad([sources[row] for row in rows], padded, batch_size)
+    )
     # The rows that fill up a batch stop at once.
     filler = np.arange(batch_size) >= len(rows)
     state = autoregressive.decode(

@@ -28,18 +28,22 @@ class TrainState(NamedTuple):
   step: int
 
 
-def make_optimizer(config: FitConfig) -> optax.GradientTransformation:
-  """Adafactor under the schedule that `config` describes."""
+def make_schedule(config: FitConfig) -> optax.Schedule:
+  """A linear rise, a constant part, and a linear fall to 0."""
   decay_steps = max(1, round(config.total_steps * config.decay_fraction))
-  schedule = optax.join_schedules(
+  return optax.join_schedules(
     [
       optax.linear_schedule(0.0, config.learning_rate, max(1, config.warmup_steps)),
       optax.linear_schedule(config.learning_rate, 0.0, decay_steps),
     ],
     [max(config.warmup_steps, config.total_steps - decay_steps)],
   )
+
+
+def make_optimizer(config: FitConfig) -> optax.GradientTransformation:
+  """Adafactor with updates relative to each parameter's scale."""
   return optax.adafactor(
-    schedule,
+    make_schedule(config),
     multiply_by_parameter_scale=True,
     clipping_threshold=1.0,
     weight_decay_rate=None,

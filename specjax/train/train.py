@@ -32,7 +32,8 @@ def shift_right(targets_BT: jax.Array) -> jax.Array:
 def init_params(config: t5.T5Config, seed: int) -> Any:
   """T5's random initial parameters."""
   tokens = jnp.zeros((1, 1), jnp.int32)
-  return t5.Transformer(config).init(jax.random.key(seed), tokens, tokens)['params']
+  init = jax.jit(t5.Transformer(config).init)
+  return init(jax.random.key(seed), tokens, tokens)['params']
 
 
 def cross_entropy(

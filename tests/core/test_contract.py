@@ -1,6 +1,7 @@
 """The loop's contract I1..I10 (see `specjax/core/loop.py`), one by one."""
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,6 @@ from specjax.drafters.model import model_draft
 from specjax.drafters.ngram import ngram_draft
 from specjax.models.table import table_model
 from specjax.testing.drafters import constant_draft, random_draft, wrong_at
-from specjax.testing.loops import python_while_loop
 from specjax.testing.tiny_t5 import NUM_LOGITS, VOCAB_SIZE, tiny_t5
 
 V = 4
@@ -44,10 +44,7 @@ def _decode(num_rows=6, num_draft=3, max_len=9, params=None, sampling=None, **op
     'eos_id': EOS,
     **options,
   }
-  run = loop.decode
-  if 'while_loop' in options:
-    run = loop.decode.__wrapped__
-  return run(
+  return loop.decode(
     _table_params() if params is None else params,
     jnp.ones((num_rows, 1), jnp.int32),
     rng.row_keys(0, jnp.arange(num_rows)),
@@ -57,46 +54,91 @@ def _decode(num_rows=6, num_draft=3, max_len=9, params=None, sampling=None, **op
   )
 
 
-def _states(**options):
-  """Every state that the loop passes through, the first and the last included."""
-  states = []
+class Seen(NamedTuple):
+  """A recording state: the real one, and what the last round handed over."""
 
-  def recording_loop(cond, body, init):
-    def record(state):
-      states.append(state)
-      return cond(state)
-
-    return python_while_loop(record, body, init)
-
-  _decode(while_loop=recording_loop, **options)
-  return states
+  real: object
+  last: object
 
 
-class _Spy:
-  """Records the calls of a target's `extend` (run eagerly)."""
+def _recording_model(model):
+  """Its cache also keeps the last call's (tokens, start, logits)."""
 
-  def __init__(self, model):
-    self.calls = []
+  def init(params, inputs_BE, *, num_slots):
+    return Seen(model.init(params, inputs_BE, num_slots=num_slots), ())
 
-    def extend(params, cache, tokens_BT, start_B):
-      output, new_cache = model.extend(params, cache, tokens_BT, start_B)
-      self.calls.append((cache, tokens_BT, start_B, output, new_cache))
-      return output, new_cache
+  def extend(params, cache, tokens_BT, start_B):
+    output, real = model.extend(params, cache.real, tokens_BT, start_B)
+    return output, Seen(real, (tokens_BT, start_B, output.logits_BTV))
 
-    self.model = types.Model(model.init, extend)
+  return types.Model(init, extend)
+
+
+def _recording_drafter(drafter):
+  """Its state also keeps the last draft, as the verifier met it."""
+
+  def init(params, inputs_BE, *, num_slots):
+    return Seen(drafter.init(params, inputs_BE, num_slots=num_slots), ())
+
+  def propose(params, state, key_B, history):
+    draft, real = drafter.propose(params, state.real, key_B, history)
+    return draft, Seen(real, ())
+
+  def advance(params, state, draft, verdict, output):
+    return Seen(drafter.advance(params, state.real, draft, verdict, output), draft)
+
+  return types.Drafter(drafter.num_draft, init, propose, advance)
+
+
+def _states(num_rows=6, num_draft=3, max_len=9, sampling=None, seed=0, **options):
+  """Every state of the compiled loop, the first and the last included.
+
+  `state.cache` and `state.draft_state` are `Seen` tuples.
+  """
+  target, drafter = _recorders(num_draft)
+  arguments = (_table_params(), jnp.ones((num_rows, 1), jnp.int32))
+  sampling = make_sampling(num_rows, temperature=1.0) if sampling is None else sampling
+  options = {
+    'target': target,
+    'drafter': drafter,
+    'verifier': verify.token_verifier,
+    'warp': WARP,
+    'eos_id': EOS,
+    **options,
+  }
+  first = loop.start(
+    *arguments, sampling, target=target, drafter=drafter, max_len=max_len
+  )
+  keys = rng.row_keys(seed, jnp.arange(num_rows))
+  rest = loop.stream(*arguments, keys, sampling, max_len=max_len, **options)
+  return jax.device_get([first, *rest])
+
+
+@functools.cache
+def _recorders(num_draft):
+  drafter = model_draft(TABLE, WARP, num_draft)
+  return _recording_model(TABLE), _recording_drafter(drafter)
+
+
+def _context(text):
+  """The table's row after `text`, whose first entry stands for the start."""
+  last = [V, *text][-2:]
+  return last[1] + (V + 1) * last[0]
 
 
 def test_i1_cache_holds_what_was_emitted_and_the_last_token_is_pending():
-  for state in _states():
-    for row in range(len(state.length_B)):
+  states = _states()
+  for state in states:
+    for row in range(6):
       held = int(state.length_B[row]) - 1
       np.testing.assert_array_equal(
-        state.cache.tokens_BS[row, :held], state.tokens_BS[row, :held]
+        state.cache.real.tokens_BS[row, :held], state.tokens_BS[row, :held]
       )
-  # The pending token is in no slot yet: garbage is, until it is fed.
-  states = _states(num_draft=2)
+  # The pending token is in no slot yet: its slot holds garbage until it is fed.
   pending = [
-    bool(s.cache.tokens_BS[b, s.length_B[b] - 1] == s.tokens_BS[b, s.length_B[b] - 1])
+    bool(
+      s.cache.real.tokens_BS[b, s.length_B[b] - 1] == s.tokens_BS[b, s.length_B[b] - 1]
+    )
     for s in states[1:]
     for b in range(6)
     if not s.done_B[b]
@@ -105,19 +147,11 @@ def test_i1_cache_holds_what_was_emitted_and_the_last_token_is_pending():
 
 
 def test_i2_extend_is_fed_the_pending_token_and_the_drafts_at_length_minus_1():
-  spy = _Spy(TABLE)
-  drafts = []
-
-  def verifier(accept_key_B, resample_key_B, draft, logp_BG1V):
-    drafts.append(draft)
-    return verify.token_verifier(accept_key_B, resample_key_B, draft, logp_BG1V)
-
-  states = _states(target=spy.model, verifier=verifier)
-  assert len(spy.calls) == len(states) - 1 == len(drafts)
+  states = _states()
   params = _table_params()
-  for state, draft, (_, fed, start, output, _) in zip(
-    states[:-1], drafts, spy.calls, strict=True
-  ):
+  for state, after in zip(states[:-1], states[1:], strict=True):
+    draft = after.draft_state.last
+    fed, start, logits = after.cache.last
     np.testing.assert_array_equal(start, state.length_B - 1)
     for b in range(6):
       length = int(state.length_B[b])
@@ -126,10 +160,8 @@ def test_i2_extend_is_fed_the_pending_token_and_the_drafts_at_length_minus_1():
       # logits[:, i] is the law after the text up to draft i, G the bonus law.
       text = [V, *state.tokens_BS[b, 1:length].tolist(), *draft.tokens_BG[b].tolist()]
       for i in range(4):
-        last = text[: length + i][-2:]
-        context = last[-1] + (V + 1) * (last[-2] if len(last) > 1 else V)
         np.testing.assert_array_equal(
-          output.logits_BTV[b, i], params.target[context]
+          logits[b, i], params.target[_context(text[: length + i])]
         )
 
 
@@ -173,11 +205,11 @@ def test_i4_surplus_is_dropped_at_the_budget_never_clamped():
 
 
 def test_i4_writes_stay_inside_the_buffers():
-  spy = _Spy(TABLE)
-  for state in _states(target=spy.model, num_draft=5, max_len=6):
-    assert state.tokens_BS.shape == (6, 12)
-  for cache, fed, start, _, _ in spy.calls:
-    assert int(jnp.max(start)) + fed.shape[1] <= cache.tokens_BS.shape[1]
+  for state in _states(num_draft=5, max_len=6):
+    assert state.tokens_BS.shape == state.cache.real.tokens_BS.shape == (6, 12)
+    if state.cache.last:
+      fed, start, _ = state.cache.last
+      assert int(start.max()) + fed.shape[1] <= 12
 
 
 def test_i5_done_rows_change_nothing_and_are_read_by_nobody():
@@ -199,50 +231,39 @@ def test_i5_done_rows_change_nothing_and_are_read_by_nobody():
 
 def test_i6_recorded_law_is_the_law_of_the_draw():
   """Against the draft's table, warped with options of each row's own."""
-  seen = []
-
-  def verifier(accept_key_B, resample_key_B, draft, logp_BG1V):
-    seen.append(draft)
-    return verify.token_verifier(accept_key_B, resample_key_B, draft, logp_BG1V)
-
   sampling = make_sampling(
     6, temperature=[0.0, 0.5, 1.0, 1.0, 2.0, 1.0], top_k=[0, 0, 0, 2, 3, 0],
     top_p=[1, 1, 1, 1, 1, 0.6],
   )  # fmt: skip
   params = _table_params()
-  states = _states(verifier=verifier, sampling=sampling)
-  for state, draft in zip(states[:-1], seen, strict=True):
+  laws = WARP(
+    jnp.tile(params.draft[None], (6, 1, 1)),
+    sampling,
+    jnp.ones((6, len(params.draft)), jnp.int32),
+  )
+  states = _states(sampling=sampling)
+  for state, after in zip(states[:-1], states[1:], strict=True):
+    draft = after.draft_state.last
     for b in range(6):
       length = int(state.length_B[b])
       text = [V, *state.tokens_BS[b, 1:length].tolist(), *draft.tokens_BG[b].tolist()]
       for i in range(3):
-        last = text[: length + i][-2:]
-        context = last[-1] + (V + 1) * (last[-2] if len(last) > 1 else V)
-        one = jax.tree.map(lambda x, b=b: x[b : b + 1], sampling)
-        law = WARP(params.draft[context][None, None], one, jnp.ones((1, 1), jnp.int32))
-        np.testing.assert_allclose(draft.logq_BGV[b, i], law[0, 0], atol=1e-6)
-        assert draft.logq_BGV[b, i, draft.tokens_BG[b, i]] > -jnp.inf
+        law = laws[b, _context(text[: length + i])]
+        np.testing.assert_allclose(draft.logq_BGV[b, i], law, atol=1e-6)
+        assert draft.logq_BGV[b, i, draft.tokens_BG[b, i]] > -np.inf
 
 
 def test_i7_counts_depend_on_the_past_alone():
   """Same past, other drafts: same counts; and the budget less one is the cap."""
-  counts = []
-
-  def verifier(accept_key_B, resample_key_B, draft, logp_BG1V):
-    counts.append(draft.count_B)
-    return verify.token_verifier(accept_key_B, resample_key_B, draft, logp_BG1V)
-
-  state = _states(num_draft=3, max_len=5, eos_id=-1)[0]
-  step = functools.partial(
-    loop.step, target=TABLE, drafter=model_draft(TABLE, WARP, 3), verifier=verifier,
-    warp=WARP, max_len=5, eos_id=-1,
-  )  # fmt: skip
   sampling = make_sampling(
     6, temperature=1.0, max_new_tokens=[1, 2, 3, 4, 4, 4], num_draft=[3, 3, 3, 3, 1, 0]
   )
-  for seed in range(5):
-    step(_table_params(), state, rng.row_keys(seed, jnp.arange(6)), sampling)
-  assert {tuple(count.tolist()) for count in counts} == {(0, 1, 2, 3, 1, 0)}
+  firsts = [
+    _states(seed=seed, max_len=5, sampling=sampling, eos_id=-1)[1].draft_state.last
+    for seed in range(5)
+  ]
+  assert {tuple(draft.count_B.tolist()) for draft in firsts} == {(0, 1, 2, 3, 1, 0)}
+  assert len({draft.tokens_BG.tobytes() for draft in firsts}) == 5
 
 
 def test_i8_stale_slots_hold_finite_garbage_only():
@@ -413,17 +434,15 @@ def test_trace_log_probabilities_are_the_warped_targets():
   state = _decode(num_rows=8, sampling=make_sampling(8, temperature=0.7, top_k=3))
   params = _table_params()
   sampling = make_sampling(1, temperature=0.7, top_k=3)
+  slots = jnp.full((1, len(params.target)), 1, jnp.int32)
+  laws = np.asarray(WARP(params.target[None], sampling, slots))[0]
+  tokens_BS, logp_BS = np.asarray(state.tokens_BS), np.asarray(state.trace.logp_BS)
   for b in range(8):
     length = int(state.length_B[b])
-    text = [V, V, *state.tokens_BS[b, 1:length].tolist()]
-    for s in range(1, length):
-      context = text[s] + (V + 1) * text[s - 1]
-      law = WARP(
-        params.target[context][None, None], sampling, jnp.ones((1, 1), jnp.int32)
-      )
-      got = state.trace.logp_BS[b, s]
-      np.testing.assert_allclose(got, law[0, 0, text[s + 1]], atol=1e-5)
-    assert not state.trace.logp_BS[b, length:].any()
+    text = [V, *tokens_BS[b, 1:length].tolist()]
+    want = [laws[_context(text[:s]), text[s]] for s in range(1, length)]
+    np.testing.assert_allclose(logp_BS[b, 1:length], want, atol=1e-5)
+    assert not logp_BS[b, length:].any()
 
 
 def test_only_real_proposals_are_counted():

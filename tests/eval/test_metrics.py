@@ -105,7 +105,7 @@ def test_eos_at_token_2_inside_a_block():
 
 def test_eos_as_correction_is_no_accepted_draft():
   state = decode(
-    chain(2, EOS), chain(2, 3), make_sampling(1), model_draft(TABLE, WARP, 3)
+    chain(2, EOS), chain(2, 3), make_sampling(1), model_draft(TABLE, WARP, 7)
   )
   summary = metrics.summarize(state, EOS)
   assert_identities(summary)
@@ -146,16 +146,15 @@ def test_plain_decoding_and_rows_that_never_ran():
   assert (summary.num_target_calls, summary.num_emitted_tokens) == (3, 3)
   assert summary.acceptance_rate_per_position == ()
   nothing = metrics.summarize(
-    decode(chain(2), None, make_sampling(1, max_new=0), ngram_draft(2, NUM_IDS)), EOS
+    decode(chain(2), None, make_sampling(1, max_new=0), ngram_draft(7, NUM_IDS)), EOS
   )
   assert nothing.num_target_calls == 0
   assert nothing.block_efficiency == 0.0
 
 
-@pytest.mark.parametrize('num_draft', [1, 3, 7])
 @pytest.mark.parametrize('method', ['copy', 'other', 'ngram'])
-def test_identities_and_hand_counts_on_ragged_batches(method, num_draft):
-  num_rows = 16
+def test_identities_and_hand_counts_on_ragged_batches(method):
+  num_rows, num_draft = 16, 3
   target = random_table(0)
   sampling = make_sampling(
     num_rows,
@@ -198,7 +197,7 @@ def test_identities_and_hand_counts_on_ragged_batches(method, num_draft):
   assert summary.num_target_calls == calls
   assert summary.num_accepted_tokens == accepted
   assert summary.num_emitted_tokens == (length_B - 1).sum()
-  if method == 'copy' and num_draft > 1:
+  if method == 'copy':
     assert summary.num_corrections == 0
     assert summary.alpha_estimate == 1.0
 
@@ -209,7 +208,7 @@ def test_total_pools_counts():
     decode(table, table, make_sampling(1), model_draft(TABLE, WARP, 7)), EOS
   )
   other = metrics.summarize(
-    decode(table, chain(3), make_sampling(2), model_draft(TABLE, WARP, 7)), EOS
+    decode(table, chain(3), make_sampling(1), model_draft(TABLE, WARP, 7)), EOS
   )
   both = metrics.total([one, other])
   assert_identities(both)
@@ -229,7 +228,7 @@ def test_total_pools_counts():
 
 @pytest.mark.parametrize('temperature', [0.0, 0.7])
 def test_alpha_is_the_mean_over_the_texts_prefixes(temperature):
-  num_rows = 8
+  num_rows = 4
   target, draft = random_table(2), random_table(3)
   sampling = make_sampling(
     num_rows, temperature=temperature, max_new=1 + np.arange(num_rows)
@@ -283,10 +282,8 @@ def test_alpha_of_copies_of_strangers_and_of_nothing():
     ).mean
 
   assert alpha(Params(table, table), state.length_B, draft=TABLE) == pytest.approx(1.0)
-  shifted = jnp.roll(jnp.eye(NUM_IDS) * 60.0, 1, axis=1)
   only_0 = jnp.zeros((NUM_IDS + 1, NUM_IDS)).at[:, 0].set(60.0)
   only_1 = jnp.zeros((NUM_IDS + 1, NUM_IDS)).at[:, 1].set(60.0)
-  assert shifted.shape == (NUM_IDS, NUM_IDS)
   assert alpha(Params(only_0, only_1), state.length_B, draft=TABLE) < 1e-6
   assert alpha(Params(table, table), jnp.ones(4, jnp.int32), draft=TABLE) == 0.0
   # A draft that is warped otherwise, and one with padding ids of its own.
@@ -305,26 +302,17 @@ def test_alpha_of_copies_of_strangers_and_of_nothing():
 def test_alpha_of_t5s_equals_the_uncached_one():
   target, draft = tiny_t5(seed=0), tiny_t5(seed=1, num_layers=1)
   inputs_BE = jnp.array([[3, 4, 5, 0], [6, 7, 0, 0]], jnp.int32)
-  sampling = make_sampling(2, temperature=1.0, max_new=[5, 9])
   params = Params(target.params, draft.params)
-  state = autoregressive.decode(
-    params,
-    inputs_BE,
-    rng.row_keys(0, jnp.arange(2)),
-    sampling,
-    target=target.model,
-    warp=WARP,
-    max_len=10,
-    eos_id=-1,
-  )
+  tokens_BS = jax.random.randint(jax.random.key(0), (2, 11), 1, 12)
+  length_B = jnp.array([6, 10], jnp.int32)
 
   def alpha(target_model, draft_model):
     return metrics.alpha(
       params,
       inputs_BE,
-      state.tokens_BS,
-      state.length_B,
-      sampling,
+      tokens_BS.at[:, 0].set(0),
+      length_B,
+      make_sampling(2, temperature=1.0),
       target=target_model,
       draft=draft_model,
       warp=WARP,
@@ -452,11 +440,11 @@ def test_alpha_does_not_recompile():
   table = random_table(5)
 
   def measure(seed):
-    sampling = make_sampling(2, temperature=0.5 + seed)
-    state = decode(table, table, sampling, model_draft(TABLE, WARP, 2), seed=seed)
+    sampling = make_sampling(4, temperature=0.5 + seed)
+    state = decode(table, table, sampling, model_draft(TABLE, WARP, 3), seed=seed)
     return metrics.alpha(
       Params(table, table),
-      jnp.full((2, 3), 2, jnp.int32),
+      jnp.full((4, 3), 2, jnp.int32),
       state.tokens_BS,
       state.length_B,
       sampling,
@@ -475,6 +463,6 @@ def test_alpha_does_not_recompile():
 def test_summary_is_host_data():
   table = chain(2, EOS)
   summary = metrics.summarize(
-    decode(table, table, make_sampling(1), model_draft(TABLE, WARP, 2)), EOS
+    decode(table, table, make_sampling(1), model_draft(TABLE, WARP, 7)), EOS
   )
   assert all(type(leaf) is int for leaf in jax.tree.leaves(summary))

@@ -25,27 +25,6 @@ VERIFIERS = {'token': verify.token_verifier, 'block': verify.block_verifier}
 WARP = warp.make_warp()
 
 
-def sampling(num_rows, num_draft, num_tokens, **fields):
-  defaults = {
-    'temperature': 1.0,
-    'top_k': 0,
-    'top_p': 1.0,
-    'min_new_tokens': 0,
-    'max_new_tokens': num_tokens,
-    'num_draft': num_draft,
-  }
-  values = {**defaults, **fields}
-  dtypes = {'temperature': jnp.float32, 'top_p': jnp.float32}
-  return types.Sampling(
-    **{
-      f'{name}_B': jnp.broadcast_to(
-        jnp.asarray(value, dtypes.get(name, jnp.int32)), (num_rows,)
-      )
-      for name, value in values.items()
-    }
-  )
-
-
 def pair(seeds=(0, 100), vocab_size=3, **fields):
   """Tables of two kinds of source: neighbouring rows follow different laws."""
   kinds = [tables.random_pair(seed, vocab_size, ORDER, **fields) for seed in seeds]
@@ -57,19 +36,19 @@ def setup_of(rule, num_draft, vocab_size=3):
   return mutants.Setup(model, model_draft(model, WARP, num_draft), VERIFIERS[rule])
 
 
-def arguments(params, num_draft, num_tokens, **fields):
+def arguments(params, **fields):
   source_B1 = (jnp.arange(NUM_ROWS, dtype=jnp.int32) % 2)[:, None]
   return (
     types.Params(*map(jnp.asarray, params)),
     source_B1,
     rng.row_keys(0, jnp.arange(NUM_ROWS)),
-    sampling(NUM_ROWS, num_draft, num_tokens, **fields),
+    warp.make_sampling(NUM_ROWS, **{'temperature': 1.0, **fields}),
   )
 
 
 def sample(setup, params, *, num_tokens, eos_id=-1, decode=loop.decode, **fields):
   return decode(
-    *arguments(params, setup.drafter.num_draft, num_tokens, **fields),
+    *arguments(params, **fields),
     target=setup.target,
     drafter=setup.drafter,
     verifier=setup.verifier,

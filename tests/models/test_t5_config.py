@@ -50,11 +50,22 @@ def test_every_published_size_is_counted():
 
 @pytest.mark.parametrize('name', sorted(SIZES))
 def test_published_size_has_the_published_number_of_parameters(name):
-  module = Transformer(T5Config.from_size(name))
+  config = T5Config.from_size(name)
+  # One layer of each stack is traced, the others are equal to it.
+  shallow = T5Config.from_size(name, num_encoder_layers=1, num_decoder_layers=1)
   tokens = jax.ShapeDtypeStruct((1, 4), jnp.int32)
-  params = jax.eval_shape(module.init, jax.random.key(0), tokens, tokens)['params']
-  count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
-  assert count == NUM_PARAMS[name]
+  params = jax.eval_shape(Transformer(shallow).init, jax.random.key(0), tokens, tokens)
+
+  def count(tree):
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+  num_params = count(params)
+  for stack, depth in (
+    ('encoder', config.num_encoder_layers),
+    ('decoder', config.num_decoder_layers),
+  ):
+    num_params += (depth - 1) * count(params['params'][stack]['layers_0'])
+  assert num_params == NUM_PARAMS[name]
 
 
 def test_byt5_has_unequal_depths():

@@ -171,9 +171,7 @@ def _size(vocab, emb, heads, head, mlp, encoder, decoder, **fields):
 
 
 def _v1_0(*counts):
-  return _size(
-    32128, *counts, mlp_activations=('relu',), logits_via_embedding=True
-  )
+  return _size(32128, *counts, mlp_activations=('relu',), logits_via_embedding=True)
 
 
 # Raffel et al. 2020 (1.0), the T5 1.1 release, Xue et al. 2021 (mT5: T5 1.1

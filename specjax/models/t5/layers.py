@@ -98,9 +98,7 @@ class LayerNorm(nn.Module):
 
   @nn.compact
   def __call__(self, x_BTD: jax.Array) -> jax.Array:
-    scale_D = self.param(
-      'scale', nn.initializers.ones, (x_BTD.shape[-1],), jnp.float32
-    )
+    scale_D = self.param('scale', nn.initializers.ones, (x_BTD.shape[-1],), jnp.float32)
     x_BTD = x_BTD.astype(jnp.float32)
     mean_BT1 = jnp.mean(jnp.square(x_BTD), axis=-1, keepdims=True)
     scale_11D = scale_D.astype(jnp.float32)[None, None]

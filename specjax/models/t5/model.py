@@ -31,9 +31,7 @@ class T5Cache(NamedTuple):
   slots: tuple[KeyValue, ...]
 
 
-def write_slots(
-  slots: jax.Array, new_BHTK: jax.Array, start_B: jax.Array
-) -> jax.Array:
+def write_slots(slots: jax.Array, new_BHTK: jax.Array, start_B: jax.Array) -> jax.Array:
   """Overwrites slots `[start, start + T)` of each row.
 
   Args:
@@ -71,9 +69,7 @@ def t5_model(config: T5Config) -> types.Model:
     batch = inputs_BE.shape[0]
     shape = (config.num_heads, num_slots, config.head_dim)
     shape = shape if batch == 1 else (batch, *shape)
-    empty = KeyValue(
-      jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype)
-    )
+    empty = KeyValue(jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype))
     slots = (empty,) * config.num_decoder_layers
     return T5Cache(sources, padding_bias(inputs_BE), slots)
 

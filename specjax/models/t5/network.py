@@ -213,9 +213,7 @@ class Transformer(nn.Module):
 
   def setup(self):
     config = self.config
-    self.token_embedder = layers.Embed(
-      config.vocab_size, config.emb_dim, config.dtype
-    )
+    self.token_embedder = layers.Embed(config.vocab_size, config.emb_dim, config.dtype)
     self.encoder = Encoder(config)
     self.decoder = Decoder(config)
 

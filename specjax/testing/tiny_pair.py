@@ -1,0 +1,59 @@
+"""A random pair as files: what `specjax.load_pair` reads, a few kilobytes of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from specjax.checkpoints import store
+from specjax.testing.tiny_t5 import TinyT5, tiny_t5
+
+EXTRA_IDS = 100
+VOCAB_SIZE = 359  # pad, EOS, unknown, 256 bytes, the sentinels
+NUM_LOGITS = 384
+
+
+def write_tiny_pair(
+  folder: str | Path,
+  *,
+  target: TinyT5 | None = None,
+  draft: TinyT5 | None = None,
+  draft_logits: int = NUM_LOGITS,
+  extra_ids: int = EXTRA_IDS,
+  max_source: int = 64,
+) -> Path:
+  """Writes a pair over bytes into a folder.
+
+  Args:
+    folder: made if it is missing.
+    target: two layers by default.
+    draft: one layer by default.
+    draft_logits: width of the default draft; padding beyond the vocabulary.
+    extra_ids: sentinels of the vocabulary, which has 259 ids without.
+    max_source: most ids of a source.
+
+  Returns:
+    The folder, for `specjax.load_pair` and `--model`.
+  """
+  folder = Path(folder)
+  folder.mkdir(parents=True, exist_ok=True)
+  if target is None:
+    target = tiny_t5(0, 2, vocab_size=NUM_LOGITS)
+  if draft is None:
+    draft = tiny_t5(1, 1, vocab_size=draft_logits)
+  for name, model in (('target', target), ('draft', draft)):
+    path = folder / f'{name}.safetensors'
+    store.save(path, model.params, model.config, dtype='float32')
+  manifest: dict[str, Any] = {
+    'vocabulary': 'bytes',
+    'extra_ids': extra_ids,
+    'max_source': max_source,
+  }
+  (folder / 'pair.json').write_text(json.dumps(manifest), encoding='utf-8')
+  samples = [
+    {'task': task, 'source': f'{task}: {text}', 'target': ''}
+    for task in ('copy', 'more')
+    for text in ('abcabc', 'the text')
+  ]
+  lines = ''.join(json.dumps(sample) + '\n' for sample in samples)
+  (folder / 'samples.jsonl').write_text(lines, encoding='utf-8')
+  return folder

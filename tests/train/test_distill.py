@@ -1,0 +1,120 @@
+"""Distillation: answers are the target's own, and the loss is the definition."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.checkpoints import store
+from specjax.core import autoregressive, rng, types
+from specjax.core import warp as warps
+from specjax.data import text
+from specjax.models import t5
+from specjax.train import distill, train
+
+MODEL = t5.T5Config(
+  vocab_size=32,
+  emb_dim=16,
+  num_heads=2,
+  head_dim=8,
+  mlp_dim=32,
+  num_encoder_layers=1,
+  num_decoder_layers=1,
+)
+VOCABULARY = text.Vocabulary(30, lambda line: [1], lambda ids: '', str)
+SOURCES = [[5, 6, 1], [7, 8, 9, 10, 1], [9] * 20 + [1], [11, 1]]
+
+
+@pytest.fixture(scope='module')
+def checkpoint():
+  return store.Checkpoint(MODEL, train.init_params(MODEL, 0), {})
+
+
+@pytest.fixture(scope='module')
+def answers(checkpoint):
+  found = distill.answer(
+    checkpoint,
+    VOCABULARY,
+    SOURCES,
+    temperature=1.0,
+    seed=3,
+    num_top=4,
+    max_new_tokens=9,
+    batch_size=2,
+  )
+  return [each for _, each in sorted(found, key=lambda pair: pair[0])]
+
+
+def test_answers_are_what_plain_decoding_gives(checkpoint, answers):
+  for number, (source, each) in enumerate(zip(SOURCES, answers, strict=True)):
+    state = autoregressive.decode(
+      types.Params(checkpoint.params),
+      jnp.array([source], jnp.int32),
+      rng.row_keys(3, np.array([number])),
+      warps.make_sampling(1, temperature=1.0),
+      target=t5.t5_model(MODEL),
+      warp=warps.make_warp(30, 1, (0,)),
+      max_len=10,
+      eos_id=1,
+    )
+    length = int(state.length_B[0])
+    np.testing.assert_array_equal(each.source, source)
+    np.testing.assert_array_equal(each.target, state.tokens_BS[0, 1:length])
+    assert each.target.max() < VOCABULARY.size
+
+
+def test_kept_laws_are_the_targets(checkpoint, answers):
+  network = jax.jit(t5.Transformer(MODEL).apply)
+  for each in answers:
+    inputs_BT = np.array([[0, *each.target[:-1]]], np.int32)
+    logits = network(
+      {'params': checkpoint.params}, each.source[None].astype(np.int32), inputs_BT
+    )
+    logp_TV = np.asarray(jax.nn.log_softmax(logits))[0]
+    order_TK = np.argsort(-logp_TV, axis=-1)[:, :4]
+    np.testing.assert_array_equal(each.top_ids_TK, order_TK)
+    np.testing.assert_allclose(
+      each.top_logp_TK, np.take_along_axis(logp_TV, order_TK, -1), atol=2e-3
+    )
+
+
+def test_answers_survive_the_file(tmp_path, answers):
+  distill.save_answers(tmp_path / 'answers.npz', answers)
+  loaded = distill.load_answers(tmp_path / 'answers.npz')
+  assert len(loaded) == len(answers)
+  for one, other in zip(loaded, answers, strict=True):
+    for field, expected in zip(one, other, strict=True):
+      np.testing.assert_array_equal(field, expected)
+      assert field.dtype == expected.dtype
+
+
+def test_batches_repeat_the_answers_in_new_orders(answers):
+  stream = distill.batch_answers(answers, ((8, 10), (32, 10)), 36, seed=0)
+  first = list(itertools.islice(stream, 3))
+  sources = [tuple(row[row > 0]) for batch in first for row in batch.sources_BE]
+  assert sorted(filter(None, sources)) == sorted(tuple(source) for source in SOURCES)
+  later = distill.batch_answers(answers, ((8, 10), (32, 10)), 36, seed=0, start=2)
+  for one, other in zip(first[2], next(later), strict=True):
+    np.testing.assert_array_equal(one, other)
+
+
+def test_loss_is_the_cross_entropy_to_law_and_likeliest_id(answers):
+  params = train.init_params(MODEL, 1)
+  (batch,) = itertools.islice(
+    distill.batch_answers(answers[:1], ((8, 10),), 36, seed=0), 1
+  )
+  each = answers[0]
+  inputs_BT = np.array([[0, *each.target[:-1]]], np.int32)
+  logits = jax.jit(t5.Transformer(MODEL).apply)(
+    {'params': params}, each.source[None].astype(np.int32), inputs_BT
+  )
+  logq_TV = np.asarray(jax.nn.log_softmax(logits))[0]
+  logq_TK = np.take_along_axis(logq_TV, each.top_ids_TK.astype(int), -1)
+  p_TK = np.exp(each.top_logp_TK.astype(np.float32))
+  p_TK /= p_TK.sum(-1, keepdims=True)
+  soft, hard = -(p_TK * logq_TK).sum(-1).mean(), -logq_TK[:, 0].mean()
+  for weight in (0.0, 0.25, 1.0):
+    loss = jax.jit(distill.distillation(MODEL, weight))(params, batch)
+    np.testing.assert_allclose(loss, (1 - weight) * soft + weight * hard, rtol=1e-4)

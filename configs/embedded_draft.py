@@ -22,6 +22,8 @@ CONFIG = DistillConfig(
     num_decoder_layers=1,
     logits_via_embedding=True,
   ),
-  fit=FitConfig(total_steps=4000),
-  data=DataConfig(mixture=(('ende', 1.0), ('summ', 1.0), ('fix', 1.0))),
+  fit=FitConfig(total_steps=9000, checkpoint_seconds=150.0, log_steps=100),
+  data=DataConfig(
+    mixture=(('ende', 1.0), ('summ', 1.0), ('fix', 1.0)), tokens_per_batch=2048
+  ),
 )

@@ -22,6 +22,6 @@ CONFIG = TrainConfig(
     num_decoder_layers=4,
     logits_via_embedding=True,
   ),
-  fit=FitConfig(total_steps=5000),
+  fit=FitConfig(total_steps=3700),
   data=DataConfig(mixture=(('ende', 1.0), ('summ', 2.0), ('fix', 1.0))),
 )

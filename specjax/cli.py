@@ -76,7 +76,7 @@ def fail(error: Exception) -> int:
 
 def _config_name(argv: Sequence[str]) -> str | None:
   """The value of --config, which decides the other options' defaults."""
-  for argument, following in zip(argv, [*argv[1:], ''], strict=True):
+  for argument, following in zip(argv, [*argv[1:], ''], strict=False):
     option, has_value, value = argument.partition('=')
     if option != '--config':
       continue

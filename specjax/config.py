@@ -48,6 +48,9 @@ def suggest(name: str, choices: Iterable[str]) -> str:
   choices = sorted(choices)
   near = difflib.get_close_matches(name, choices, n=3, cutoff=0.6)
   if near:
+    # Others count only if they are about as near as the nearest.
+    score = {x: difflib.SequenceMatcher(None, x, name).ratio() for x in near}
+    near = [x for x in near if score[x] > score[near[0]] - 0.1]
     return f'did you mean {" or ".join(near)}?'
   return f'choose from {", ".join(choices)}'
 

@@ -13,6 +13,7 @@ from specjax.checkpoints import store
 from specjax.core.types import Model, Output, Params
 from specjax.data import text as text_lib
 from specjax.data.text import Vocabulary
+from specjax.generation import SOURCE_BUCKETS
 from specjax.models.t5 import t5_model
 from specjax.pair import EMBEDDED, Pair
 
@@ -52,6 +53,7 @@ def load_pair(
     )
   manifest = _read_manifest(folder)
   vocabulary = _read_vocabulary(folder, manifest)
+  max_source = manifest['max_source']
   target = store.load(folder / 'target.safetensors', dtype=dtype)
   config = dataclasses.replace(target.config, dtype=dtype)
   if config.vocab_size < vocabulary.size:
@@ -76,7 +78,8 @@ def load_pair(
     target_config=config,
     draft_config=draft_config,
     vocabulary=vocabulary,
-    max_source=manifest['max_source'],
+    max_source=max_source,
+    source_buckets=(*(b for b in SOURCE_BUCKETS if b < max_source), max_source),
     table_text=None if table_text is None else str(table_text),
   )
 

@@ -79,10 +79,23 @@ def uniform(key_B: shapes.RowKeys, count: int) -> shapes.Float_BG:
   return jax.vmap(lambda key: jax.random.uniform(key, (count,), jnp.float32))(key_B)
 
 
+def argmax(x_XV) -> jax.Array:
+  """int32 [...]; the lowest id among the largest values of the last axis.
+
+  Two plain reductions: XLA on CPU runs `jnp.argmax` one element at a time, which
+  at V = 4224 takes ten times as long and would cost more than a small draft model.
+  """
+  num_ids = x_XV.shape[-1]
+  top_X1 = jnp.max(x_XV, axis=-1, keepdims=True)
+  id_XV = jax.lax.broadcasted_iota(jnp.int32, x_XV.shape, x_XV.ndim - 1)
+  return jnp.min(jnp.where(x_XV == top_X1, id_XV, num_ids - 1), axis=-1)
+
+
 def categorical(key_B: shapes.RowKeys, logp_BV: shapes.Float_BV) -> shapes.Int_B:
   """One draw per row from log-weights, which need not be normalised.
 
-  Mode 'high' keeps events below 1e-7 unbiased. When every row is a point mass
+  Gumbel-max, the draws of `jax.random.categorical`; mode 'high' keeps events below
+  1e-7 unbiased. When every row is a point mass
   (greedy decoding) no noise is generated: the draw is the argmax either way.
 
   Args:
@@ -90,13 +103,12 @@ def categorical(key_B: shapes.RowKeys, logp_BV: shapes.Float_BV) -> shapes.Int_B
     logp_BV: float [B, V]; -inf for impossible ids; at least one finite id a row.
   """
 
-  def draw():
-    return jax.vmap(lambda key, logp: jax.random.categorical(key, logp, mode='high'))(
-      key_B, logp_BV
+  def noisy():
+    shape, dtype = logp_BV.shape[1:], logp_BV.dtype
+    noise_BV = jax.vmap(lambda key: jax.random.gumbel(key, shape, dtype, mode='high'))(
+      key_B
     )
+    return logp_BV + noise_BV
 
   support_B = jnp.sum(logp_BV > -jnp.inf, axis=-1)
-  token_B = jax.lax.cond(
-    jnp.all(support_B == 1), lambda: jnp.argmax(logp_BV, axis=-1), draw
-  )
-  return token_B.astype(jnp.int32)
+  return argmax(jax.lax.cond(jnp.all(support_B == 1), lambda: logp_BV, noisy))

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import shapes
+from specjax.core import rng
 from specjax.core.types import Sampling
 
 Warp = Callable[..., Any]
@@ -58,7 +59,7 @@ def make_sampling(
   )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def make_warp(
   vocab_size: int | None = None,
   eos_id: int | None = None,
@@ -106,7 +107,7 @@ def _log_law(x_BTV, sampling: Sampling):
   greedy_B = sampling.temperature_B <= 0
 
   def greedy():
-    best_BT = jnp.argmax(x_BTV, axis=-1)
+    best_BT = rng.argmax(x_BTV)
     hit_BTV = jnp.arange(x_BTV.shape[-1])[None, None] == best_BT[..., None]
     return jnp.where(hit_BTV, jnp.float32(0), jnp.float32(-jnp.inf))
 
@@ -138,7 +139,7 @@ def _keep_top_k(z_BTV, top_k_B):
   def enough(threshold_BT1):
     return jnp.sum(z_BTV >= threshold_BT1, axis=-1, keepdims=True) >= k_B11
 
-  threshold_BT1 = _largest_threshold(enough, z_BTV.shape[:-1] + (1,))
+  threshold_BT1 = _largest_threshold(enough, (*z_BTV.shape[:-1], 1))
   return jnp.where(z_BTV >= threshold_BT1, z_BTV, -jnp.inf)
 
 
@@ -151,7 +152,7 @@ def _keep_top_p(z_BTV, top_p_B):
     kept_BTV = jnp.where(z_BTV >= threshold_BT1, p_BTV, 0.0)
     return jnp.sum(kept_BTV, axis=-1, keepdims=True) >= top_p_B11
 
-  threshold_BT1 = _largest_threshold(enough, z_BTV.shape[:-1] + (1,))
+  threshold_BT1 = _largest_threshold(enough, (*z_BTV.shape[:-1], 1))
   # top_p = 1 means off, whatever the rounded sum says.
   keep_BTV = (z_BTV >= threshold_BT1) | (top_p_B11 >= 1)
   return jnp.where(keep_BTV, z_BTV, -jnp.inf)

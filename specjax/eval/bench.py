@@ -107,6 +107,24 @@ class StepTimes(NamedTuple):
     }
 
 
+class Overhead(NamedTuple):
+  """What a round costs beyond its parts, from `steps.loop_overhead`; ideally 1.
+
+  Attributes:
+    total: time of a round / that of gamma draft steps and one verification, each
+      timed alone; the product of the two below.
+    loop: time of a round / that of drafting and verifying in turns without the
+      loop: what the loop itself adds.
+    memory: time of drafting and verifying in turns / that of each alone: what
+      the two models' weights cost by evicting each other from the machine's
+      caches, with any loop.
+  """
+
+  total: Samples
+  loop: Samples
+  memory: Samples
+
+
 class Speedup(NamedTuple):
   """Speculative against plain decoding, from `measure_speedup`.
 

@@ -88,7 +88,7 @@ def decode_task(
   temperature: float,
   seed: int = 0,
   max_new_tokens: int = 127,
-  batch_size: int = 32,
+  batch_size: int = 64,
 ) -> Decoded:
   """Decodes sources in the speculative loop and counts.
 
@@ -108,7 +108,7 @@ def decode_task(
   texts = [''] * len(sources)
   summaries, alphas = [], []
   lengths = [len(source) for source in sources]
-  for padded, rows in text.group_by_length(lengths, batch_size):
+  for padded, rows in text.group_by_length(lengths, batch_size, (64, 128)):
     inputs_BE = jnp.asarray(
       text.pad([sources[row] for row in rows], padded, batch_size)
     )

@@ -27,7 +27,15 @@ from specjax.core.types import (
 )
 from specjax.core.verify import Verifier
 from specjax.core.warp import Warp
-from specjax.eval.bench import Clock, Samples, StepTimes, added, interleave, ratio
+from specjax.eval.bench import (
+  Clock,
+  Overhead,
+  Samples,
+  StepTimes,
+  added,
+  interleave,
+  ratio,
+)
 
 _STATIC = ('target', 'drafter', 'verifier', 'warp', 'max_len')
 _start = jax.jit(loop.start, static_argnames=('target', 'drafter', 'max_len'))
@@ -78,25 +86,29 @@ def _run_proposals(draft_params, carry, key_NB, length_N, sampling, *, drafter):
   return jax.lax.scan(body, carry, (key_NB, length_N))[0]
 
 
-@functools.partial(jax.jit, static_argnames=('target', 'verifier', 'warp'))
-def _run_verifies(
-  target_params, cache, draft, key_NB, length_N, sampling, *, target, verifier, warp
+@functools.partial(jax.jit, static_argnames=('target', 'drafter', 'verifier', 'warp'))
+def _run_bare(
+  params, carry, key_3NB, length_N, sampling, *, target, drafter, verifier, warp
 ):
-  """Extend, warp and verify alone: no keys to derive, no commit."""
+  """Propose, extend, warp, verify, and nothing else: no caps, no keys, no commit."""
 
   def body(carry, x):
-    cache, verdict = carry
-    (accept_key_B, resample_key_B), length = x
-    given = jax.lax.optimization_barrier(draft)  # its exp must not leave the loop
-    fed_BG1 = jnp.concatenate([verdict.next_token_B[:, None], given.tokens_BG], axis=1)
-    start_B = jnp.broadcast_to(length - 1, verdict.next_token_B.shape)
-    output, cache = target.extend(target_params, cache, fed_BG1, start_B)
-    slot_BG1 = start_B[:, None] + 1 + jnp.arange(fed_BG1.shape[1])[None]
+    draft_state, tokens_BS, cache, _, verdict = carry
+    (draft_key_B, accept_key_B, resample_key_B), length = x
+    length_B = jnp.broadcast_to(length, tokens_BS.shape[:1])
+    history = History(tokens_BS, length_B, sampling)
+    draft, draft_state = drafter.propose(
+      params.draft, draft_state, draft_key_B, history
+    )
+    tokens_BS = jax.lax.dynamic_update_slice(tokens_BS, draft.tokens_BG, (0, length))
+    fed_BG1 = jnp.concatenate([verdict.next_token_B[:, None], draft.tokens_BG], axis=1)
+    output, cache = target.extend(params.target, cache, fed_BG1, length_B - 1)
+    slot_BG1 = length_B[:, None] + jnp.arange(fed_BG1.shape[1])[None]
     logp_BG1V = warp(output.logits_BTV, sampling, slot_BG1)
-    return (cache, verifier(accept_key_B, resample_key_B, given, logp_BG1V)), None
+    verdict = verifier(accept_key_B, resample_key_B, draft, logp_BG1V)
+    return (draft_state, tokens_BS, cache, draft, verdict), None
 
-  verdict = Verdict(draft.count_B, draft.tokens_BG[:, 0])
-  return jax.lax.scan(body, (cache, verdict), (key_NB, length_N))[0]
+  return jax.lax.scan(body, carry, (key_3NB, length_N))[0]
 
 
 @functools.cache
@@ -202,19 +214,22 @@ class _Bench(NamedTuple):
     )
     return run, len(length_N)
 
-  def verifies(self, num_draft: int):
-    """Extend, warp and verify alone."""
-    key_NB, length_N = self.blocks(num_draft)
-    draft = self.given_draft(num_draft)
+  def bare(self, drafter: Drafter, draft_params: Any):
+    """Rounds without the loop's own work."""
+    params = Params(self.params.target, draft_params)
+    key_NB, length_N = self.blocks(drafter.num_draft)
+    state = self.start(drafter, params)
+    draft = self.given_draft(drafter.num_draft)
+    verdict = Verdict(draft.count_B, draft.tokens_BG[:, 0])
     run = functools.partial(
-      _run_verifies,
-      self.params.target,
-      self.start(_replay(num_draft), Params(self.params.target, draft)).cache,
-      draft,
-      (key_NB, key_NB[::-1]),
+      _run_bare,
+      params,
+      (state.draft_state, state.tokens_BS, state.cache, draft, verdict),
+      (key_NB, key_NB[::-1], jnp.roll(key_NB, 1, axis=0)),
       length_N,
       self.sampling,
       target=self.target,
+      drafter=drafter,
       verifier=self.verifier,
       warp=self.warp,
     )
@@ -222,7 +237,7 @@ class _Bench(NamedTuple):
 
 
 def _bench(
-  params, inputs_BE, sampling, num_draft, row_key_B, *, target, verifier, warp, max_len
+  params, inputs_BE, sampling, num_draft, row_key_B, target, verifier, warp, max_len
 ) -> _Bench:
   if num_draft < 1:
     raise ValueError(
@@ -284,15 +299,7 @@ def measure_steps(
   """
   gamma = drafter.num_draft
   bench = _bench(
-    params,
-    inputs_BE,
-    sampling,
-    gamma,
-    row_key_B,
-    target=target,
-    verifier=verifier,
-    warp=warp,
-    max_len=max_len,
+    params, inputs_BE, sampling, gamma, row_key_B, target, verifier, warp, max_len
   )
   loops = {
     'target_step': bench.rounds(autoregressive.no_draft, None),
@@ -318,32 +325,30 @@ def loop_overhead(
   row_key_B: Any = None,
   repeats: int = 5,
   clock: Clock = time.perf_counter,
-) -> Samples:
-  """Time of a round over that of gamma draft steps and one verification alone.
+) -> Overhead:
+  """Times a round against the same work without the loop; see `Overhead`.
 
-  Stricter than `StepTimes.excess`: verifying alone is extending by gamma + 1
-  tokens, warping and the verifier; the streams of keys, the caps on the drafts
-  and the commit are the loop's own cost. Arguments are those of `measure_steps`.
+  Stricter than `StepTimes.excess`: verifying is extending by gamma + 1 tokens,
+  warping and the verifier; the streams of keys, the caps on the drafts and the
+  commit are the loop's own. Arguments are those of `measure_steps`.
   """
   gamma = drafter.num_draft
   bench = _bench(
-    params,
-    inputs_BE,
-    sampling,
-    gamma,
-    row_key_B,
-    target=target,
-    verifier=verifier,
-    warp=warp,
-    max_len=max_len,
+    params, inputs_BE, sampling, gamma, row_key_B, target, verifier, warp, max_len
   )
   loops = {
     'proposal': bench.proposals(drafter),
-    'verify': bench.verifies(gamma),
+    'verify': bench.bare(_replay(gamma), bench.given_draft(gamma)),
+    'bare': bench.bare(drafter, params.draft),
     'round': bench.rounds(drafter, params.draft),
   }
   times = _per_iteration(loops, repeats, clock)
-  return ratio(times['round'], added(times['proposal'], times['verify']))
+  alone = added(times['proposal'], times['verify'])
+  return Overhead(
+    ratio(times['round'], alone),
+    ratio(times['round'], times['bare']),
+    ratio(times['bare'], alone),
+  )
 
 
 def measure_verify_costs(
@@ -370,15 +375,7 @@ def measure_verify_costs(
   if not gammas:
     raise ValueError('gammas: []; give at least one')
   bench = _bench(
-    params,
-    inputs_BE,
-    sampling,
-    min(gammas),
-    None,
-    target=target,
-    verifier=verifier,
-    warp=warp,
-    max_len=max_len,
+    params, inputs_BE, sampling, min(gammas), None, target, verifier, warp, max_len
   )
   loops = {str(gamma): _with_cap(bench, gamma).verify_steps(gamma) for gamma in gammas}
   loops['0'] = bench.rounds(autoregressive.no_draft, None)

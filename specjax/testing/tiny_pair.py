@@ -1,5 +1,6 @@
 """A random pair as files: what `specjax.load_pair` reads, a few kilobytes of it."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,11 @@ VOCAB_SIZE = 359  # pad, EOS, unknown, 256 bytes, the sentinels
 NUM_LOGITS = 384
 
 
+@functools.cache
+def _default(seed: int, num_layers: int, num_logits: int) -> TinyT5:
+  return tiny_t5(seed, num_layers, vocab_size=num_logits)
+
+
 def write_tiny_pair(
   folder: str | Path,
   *,
@@ -19,7 +25,7 @@ def write_tiny_pair(
   draft: TinyT5 | None = None,
   draft_logits: int = NUM_LOGITS,
   extra_ids: int = EXTRA_IDS,
-  max_source: int = 64,
+  max_source: int = 40,
 ) -> Path:
   """Writes a pair over bytes into a folder.
 
@@ -36,10 +42,8 @@ def write_tiny_pair(
   """
   folder = Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
-  if target is None:
-    target = tiny_t5(0, 2, vocab_size=NUM_LOGITS)
-  if draft is None:
-    draft = tiny_t5(1, 1, vocab_size=draft_logits)
+  target = target or _default(0, 2, NUM_LOGITS)
+  draft = draft or _default(1, 1, draft_logits)
   for name, model in (('target', target), ('draft', draft)):
     path = folder / f'{name}.safetensors'
     store.save(path, model.params, model.config, dtype='float32')

@@ -1,6 +1,7 @@
 """The loop's contract I1..I10 (see `specjax/core/loop.py`), one by one."""
 
 import functools
+import itertools
 from typing import NamedTuple
 
 import jax
@@ -149,7 +150,7 @@ def test_i1_cache_holds_what_was_emitted_and_the_last_token_is_pending():
 def test_i2_extend_is_fed_the_pending_token_and_the_drafts_at_length_minus_1():
   states = _states()
   params = _table_params()
-  for state, after in zip(states[:-1], states[1:], strict=True):
+  for state, after in itertools.pairwise(states):
     draft = after.draft_state.last
     fed, start, logits = after.cache.last
     np.testing.assert_array_equal(start, state.length_B - 1)
@@ -169,7 +170,7 @@ def test_i2_extend_is_fed_the_pending_token_and_the_drafts_at_length_minus_1():
 def test_i3_each_round_emits_one_to_g_plus_1_tokens(num_draft):
   states = _states(num_draft=num_draft, max_len=12)
   emitted = []
-  for before, after in zip(states[:-1], states[1:], strict=True):
+  for before, after in itertools.pairwise(states):
     live = ~np.asarray(before.done_B)
     emitted += np.asarray(after.length_B - before.length_B)[live].tolist()
   assert set(emitted) == set(range(1, num_draft + 2))
@@ -216,7 +217,7 @@ def test_i5_done_rows_change_nothing_and_are_read_by_nobody():
   budget = jnp.array([1, 2, 8, 8, 0, 3])
   sampling = make_sampling(6, temperature=1.0, max_new_tokens=budget)
   states = _states(sampling=sampling, eos_id=-1)
-  for before, after in zip(states[:-1], states[1:], strict=True):
+  for before, after in itertools.pairwise(states):
     for b in np.flatnonzero(np.asarray(before.done_B)):
       assert after.done_B[b]
       assert after.length_B[b] == before.length_B[b]
@@ -225,7 +226,9 @@ def test_i5_done_rows_change_nothing_and_are_read_by_nobody():
         np.testing.assert_array_equal(new[b], old[b])
   assert states[-1].length_B.tolist() == (budget + 1).tolist()
   assert states[-1].trace.rounds_B[4] == 0
-  long_alone = _decode(sampling=make_sampling(6, temperature=1.0, max_new_tokens=8), eos_id=-1)
+  long_alone = _decode(
+    sampling=make_sampling(6, temperature=1.0, max_new_tokens=8), eos_id=-1
+  )
   np.testing.assert_array_equal(states[-1].tokens_BS[2:4], long_alone.tokens_BS[2:4])
 
 
@@ -242,7 +245,7 @@ def test_i6_recorded_law_is_the_law_of_the_draw():
     jnp.ones((6, len(params.draft)), jnp.int32),
   )
   states = _states(sampling=sampling)
-  for state, after in zip(states[:-1], states[1:], strict=True):
+  for state, after in itertools.pairwise(states):
     draft = after.draft_state.last
     for b in range(6):
       length = int(state.length_B[b])
@@ -329,7 +332,9 @@ def test_i9_eos_inside_an_accepted_block_ends_the_row_there(num_draft):
     assert not source[end + 1 :].any()
     assert (source == Source.ACCEPTED).sum() == int(trace.accepted_BG.sum())
     emitted_by_eos_draft = int(source[end] == Source.ACCEPTED)
-    assert int(trace.rounds_B[0] + trace.accepted_BG.sum()) - emitted_by_eos_draft == end
+    assert (
+      int(trace.rounds_B[0] + trace.accepted_BG.sum()) - emitted_by_eos_draft == end
+    )
 
 
 def test_i9_what_comes_first_in_the_text_decides_the_end():
@@ -357,9 +362,7 @@ def test_i10_a_self_draft_is_accepted_at_every_position_of_every_round(
 
   def verifier(accept_key_B, resample_key_B, draft, logp_BG1V):
     coin_BG = jnp.full(draft.tokens_BG.shape, 0.999, jnp.float32)
-    return verify.verify(
-      verify.token_rule, coin_BG, resample_key_B, draft, logp_BG1V
-    )
+    return verify.verify(verify.token_rule, coin_BG, resample_key_B, draft, logp_BG1V)
 
   state = loop.decode(
     Params(t5.params, t5.params),
@@ -403,7 +406,9 @@ def test_i10_draft_cache_equals_a_recomputed_one_after_every_round(position):
       # Slot length-2 may lag (the last draft was never fed), no earlier one.
       held = int(state.length_B[b]) - 2
       for old, new in zip(
-        jax.tree.leaves(state.draft_state.slots), jax.tree.leaves(fresh.slots), strict=True
+        jax.tree.leaves(state.draft_state.slots),
+        jax.tree.leaves(fresh.slots),
+        strict=True,
       ):
         np.testing.assert_allclose(old[b, :, :held], new[b, :, :held], atol=1e-5)
   assert rounds == -(-19 // (position + 1))
@@ -464,17 +469,23 @@ def test_only_real_proposals_are_counted():
 
   eos = constant_draft(7, V, EOS)
   table = jnp.full(((V + 1) ** ORDER, V), -50.0).at[:, EOS].set(50.0)
-  state = _decode(drafter=eos, num_rows=1, params=Params(table, None), sampling=make_sampling(1))
+  state = _decode(
+    drafter=eos, num_rows=1, params=Params(table, None), sampling=make_sampling(1)
+  )
   assert state.length_B.tolist() == [2]
   assert int(state.trace.accepted_BG.sum()) == 1
   assert state.trace.source_BS[0, 1] == Source.ACCEPTED
 
 
 def test_stream_passes_through_the_states_of_the_loop():
-  options = dict(
-    target=TABLE, drafter=model_draft(TABLE, WARP, 3), verifier=verify.block_verifier,
-    warp=WARP, max_len=9, eos_id=EOS,
-  )  # fmt: skip
+  options = {
+    'target': TABLE,
+    'drafter': model_draft(TABLE, WARP, 3),
+    'verifier': verify.block_verifier,
+    'warp': WARP,
+    'max_len': 9,
+    'eos_id': EOS,
+  }
   arguments = (
     _table_params(),
     jnp.ones((4, 1), jnp.int32),
@@ -484,9 +495,7 @@ def test_stream_passes_through_the_states_of_the_loop():
   states = list(loop.stream(*arguments, **options))
   final = loop.decode(*arguments, **options)
   assert len(states) == int(final.step)
-  for a, b in zip(
-    jax.tree.leaves(states[-1]), jax.tree.leaves(final), strict=True
-  ):
+  for a, b in zip(jax.tree.leaves(states[-1]), jax.tree.leaves(final), strict=True):
     np.testing.assert_array_equal(a, b)
   lengths = np.stack([s.length_B for s in states])
   assert (np.diff(lengths, axis=0) >= 0).all()

@@ -22,7 +22,8 @@ def test_row_keys_depend_on_seed_and_example_alone():
 
 
 def test_seed_zero_is_a_real_seed():
-  assert (_data(rng.row_keys(0, jnp.arange(4))) != _data(rng.row_keys(1, jnp.arange(4)))
+  assert (
+    _data(rng.row_keys(0, jnp.arange(4))) != _data(rng.row_keys(1, jnp.arange(4)))
   ).any()
 
 
@@ -41,7 +42,10 @@ def test_streams_of_a_block_and_of_two_blocks_differ():
   ('keys', 'message'),
   [
     (np.zeros((2, 2), np.uint32), 'typed keys are needed'),
-    (jax.random.split(jax.random.key(0, impl='rbg'), 2), 'threefry2x32 keys are needed'),
+    (
+      jax.random.split(jax.random.key(0, impl='rbg'), 2),
+      'threefry2x32 keys are needed',
+    ),
   ],
 )
 def test_other_keys_are_refused(keys, message):
@@ -71,3 +75,18 @@ def test_shortcut_agrees_with_the_draw():
   soft = point.at[1].set(jnp.log(jnp.full(5, 0.2)))
   assert rng.categorical(keys, point)[jnp.array([0, 2])].tolist() == [4, 2]
   assert rng.categorical(keys, soft)[jnp.array([0, 2])].tolist() == [4, 2]
+
+
+def test_draws_are_those_of_jax():
+  keys = rng.row_keys(2, jnp.arange(64))
+  logp = jnp.asarray(np.random.default_rng(0).normal(size=(64, 9)), jnp.float32)
+  want = jax.vmap(lambda key, x: jax.random.categorical(key, x, mode='high'))(
+    keys, logp
+  )
+  np.testing.assert_array_equal(rng.categorical(keys, logp), want)
+
+
+def test_argmax_breaks_ties_by_the_lowest_id():
+  x = jnp.array([[1.0, 3.0, 3.0], [-jnp.inf, -jnp.inf, 0.0], [2.0, 2.0, 2.0]])
+  assert rng.argmax(x).tolist() == [1, 2, 0]
+  assert rng.argmax(x).dtype == jnp.int32

@@ -21,7 +21,9 @@ def _case(p_G1V, q_GV, tokens_G, count=None):
   """One row."""
   count = len(tokens_G) if count is None else count
   draft = Draft(
-    jnp.asarray([tokens_G], jnp.int32), _log(q_GV)[None], jnp.asarray([count], jnp.int32)
+    jnp.asarray([tokens_G], jnp.int32),
+    _log(q_GV)[None],
+    jnp.asarray([count], jnp.int32),
   )
   return _log(p_G1V)[None], draft
 
@@ -62,7 +64,8 @@ def test_residual_without_mass_falls_back_to_p(rule):
   p, q = [[0.3, 0.0, 0.7], [0.0, 0.0, 1.0]], [[0.3, 0.0, 0.7]]
   logp, draft = _case(p, q, [0])
   forced = verify.Rule(
-    lambda *args: rule.acceptance(*args)._replace(prob_BG=jnp.zeros((1, 1))), rule.select
+    lambda *args: rule.acceptance(*args)._replace(prob_BG=jnp.zeros((1, 1))),
+    rule.select,
   )
   _, next_law = verify.verify_law(forced, logp, draft)
   np.testing.assert_allclose(next_law[0, 0], p[0], atol=1e-6)
@@ -124,8 +127,12 @@ def _expected_accepted(rule, p_V, q_V, num_draft):
 def test_expected_accepted_of_the_block_paper():
   """arXiv 2403.10444, section 2: M_b = (1/3, 2/3), M_s = (2/3, 1/3), gamma = 2."""
   p, q = [1 / 3, 2 / 3], [2 / 3, 1 / 3]
-  assert _expected_accepted(verify.token_rule, p, q, 2) == pytest.approx(10 / 9, abs=1e-5)
-  assert _expected_accepted(verify.block_rule, p, q, 2) == pytest.approx(11 / 9, abs=1e-5)
+  assert _expected_accepted(verify.token_rule, p, q, 2) == pytest.approx(
+    10 / 9, abs=1e-5
+  )
+  assert _expected_accepted(verify.block_rule, p, q, 2) == pytest.approx(
+    11 / 9, abs=1e-5
+  )
 
 
 def test_acceptance_is_the_overlap():

@@ -82,7 +82,10 @@ def test_overhead_is_rounds_over_parts_alone():
     clock=Ticks(),
     **ARGUMENTS,
   )
-  assert overhead.values == pytest.approx((2.0, 2.0))  # (1/3) / (1/12 + 1/12)
+  # 12 proposals, verifications and bare rounds, but 3 rounds, in a tick each.
+  assert overhead.total.values == pytest.approx((2.0, 2.0))
+  assert overhead.loop.values == pytest.approx((4.0, 4.0))
+  assert overhead.memory.values == pytest.approx((0.5, 0.5))
 
 
 def test_a_real_clock_gives_positive_times_and_compiles_once():
@@ -140,15 +143,21 @@ def test_the_timed_proposals_follow_each_other():
   assert draft.logq_BGV.shape == (NUM_ROWS, NUM_DRAFT, NUM_IDS)
 
 
-def test_the_timed_verifications_judge_the_given_draft():
+def test_the_bare_rounds_draft_and_judge():
   maker = steps._bench(
-    Params(CONSTANT, None), INPUTS, SAMPLING, NUM_DRAFT, None, **ARGUMENTS
+    Params(CONSTANT, CONSTANT), INPUTS, SAMPLING, NUM_DRAFT, None, **ARGUMENTS
   )
-  run, count = maker.verifies(NUM_DRAFT)
-  _, verdict = run()
-  assert count == MAX_LEN - 1
-  np.testing.assert_array_equal(verdict.num_accepted_B, 0)
-  np.testing.assert_array_equal(verdict.next_token_B, 2)
+  full = SAMPLING._replace(num_draft_B=jnp.full(NUM_ROWS, NUM_DRAFT, jnp.int32))
+  maker = maker._replace(sampling=full)
+  for drafter, draft_params, num_accepted in (
+    (DRAFTER, CONSTANT, NUM_DRAFT),
+    (steps._replay(NUM_DRAFT), maker.given_draft(NUM_DRAFT), 0),
+  ):
+    run, count = maker.bare(drafter, draft_params)
+    *_, verdict = run()
+    assert count == MAX_LEN - 1
+    np.testing.assert_array_equal(verdict.num_accepted_B, num_accepted)
+    np.testing.assert_array_equal(verdict.next_token_B, 2)
 
 
 def test_verify_costs_are_measured_and_interpolated():

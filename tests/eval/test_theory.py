@@ -105,7 +105,7 @@ def test_optimal_gamma_is_the_best_of_all():
 
 
 def test_optimal_gamma_of_planning_table():
-  # Section 3.5: argmax of Theorem 3.8 (evaluated apart, see docs/metrics.md).
+  # Section 3.5: argmax of Theorem 3.8, evaluated apart.
   assert [theory.optimal_gamma(0.62, c) for c in (0.01, 0.05, 0.11)] == [7, 4, 3]
   assert [theory.optimal_gamma(0.90, c) for c in (0.01, 0.05, 0.11)] == [24, 13, 9]
 

@@ -66,10 +66,10 @@ def functions(config):
 
 
 @functools.cache
-def teacher_forced(batch=len(OFFSETS)):
+def teacher_forced():
   """Sources, tokens, and the logits of one uncached pass over the tokens."""
-  inputs_BE = padded_sources((7, 2, 5, 9)[:batch], 9)
-  tokens_BT = random_tokens(2, batch, LENGTH)
+  inputs_BE = padded_sources((7, 2, 5, 9), 9)
+  tokens_BT = random_tokens(2, len(OFFSETS), LENGTH)
   apply, _, _ = functions(TINY)
   logits_BTV = apply({'params': make_params(TINY)}, inputs_BE, tokens_BT)
   return inputs_BE, tokens_BT, np.asarray(logits_BTV)

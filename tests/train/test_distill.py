@@ -12,6 +12,7 @@ from specjax.core import autoregressive, rng, types
 from specjax.core import warp as warps
 from specjax.data import text
 from specjax.models import t5
+from specjax.train import answers as answering
 from specjax.train import distill, train
 
 MODEL = t5.T5Config(
@@ -34,7 +35,7 @@ def checkpoint():
 
 @pytest.fixture(scope='module')
 def answers(checkpoint):
-  found = distill.answer(
+  found = answering.answer(
     checkpoint,
     VOCABULARY,
     SOURCES,
@@ -81,8 +82,8 @@ def test_kept_laws_are_the_targets(checkpoint, answers):
 
 
 def test_answers_survive_the_file(tmp_path, answers):
-  distill.save_answers(tmp_path / 'answers.npz', answers)
-  loaded = distill.load_answers(tmp_path / 'answers.npz')
+  answering.save_answers(tmp_path / 'answers.npz', answers)
+  loaded = answering.load_answers(tmp_path / 'answers.npz')
   assert len(loaded) == len(answers)
   for one, other in zip(loaded, answers, strict=True):
     for field, expected in zip(one, other, strict=True):
@@ -91,11 +92,11 @@ def test_answers_survive_the_file(tmp_path, answers):
 
 
 def test_batches_repeat_the_answers_in_new_orders(answers):
-  stream = distill.batch_answers(answers, ((8, 10), (32, 10)), 36, seed=0)
+  stream = answering.endless_batches(answers, ((8, 10), (32, 10)), 36, seed=0)
   first = list(itertools.islice(stream, 3))
   sources = [tuple(row[row > 0]) for batch in first for row in batch.sources_BE]
   assert sorted(filter(None, sources)) == sorted(tuple(source) for source in SOURCES)
-  later = distill.batch_answers(answers, ((8, 10), (32, 10)), 36, seed=0, start=2)
+  later = answering.endless_batches(answers, ((8, 10), (32, 10)), 36, seed=0, start=2)
   for one, other in zip(first[2], next(later), strict=True):
     np.testing.assert_array_equal(one, other)
 
@@ -103,7 +104,7 @@ def test_batches_repeat_the_answers_in_new_orders(answers):
 def test_loss_is_the_cross_entropy_to_law_and_likeliest_id(answers):
   params = train.init_params(MODEL, 1)
   (batch,) = itertools.islice(
-    distill.batch_answers(answers[:1], ((8, 10),), 36, seed=0), 1
+    answering.endless_batches(answers[:1], ((8, 10),), 36, seed=0), 1
   )
   each = answers[0]
   inputs_BT = np.array([[0, *each.target[:-1]]], np.int32)
@@ -118,3 +119,10 @@ def test_loss_is_the_cross_entropy_to_law_and_likeliest_id(answers):
   for weight in (0.0, 0.25, 1.0):
     loss = jax.jit(distill.distillation(MODEL, weight))(params, batch)
     np.testing.assert_allclose(loss, (1 - weight) * soft + weight * hard, rtol=1e-4)
+
+
+def test_agreement_of_a_model_with_itself_is_one(checkpoint, answers):
+  evaluate = distill.make_agreement(MODEL, {'ende': answers})
+  assert evaluate(checkpoint.params).startswith('ende: alpha 1.000 (T=0), 0.')
+  other = evaluate(train.init_params(MODEL, 1))
+  assert float(other.split()[2]) < 0.9

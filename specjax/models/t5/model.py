@@ -48,7 +48,7 @@ def write_slots(slots: jax.Array, new_BHTK: jax.Array, start_B: jax.Array) -> ja
   return jax.vmap(write_row)(slots, new_BHTK.astype(slots.dtype), start_B)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def t5_model(config: T5Config) -> types.Model:
   """Returns the `Model` of a T5, the same object for the same configuration.
 
@@ -60,15 +60,15 @@ def t5_model(config: T5Config) -> types.Model:
     `Transformer(config)`, under T5X's names.
   """
   module = Transformer(config)
+  # Linen types what `apply` returns as one of all that it could return.
+  apply: Any = module.apply
 
   def init(params: Any, inputs_BE: shapes.Tokens_BE, *, num_slots: int) -> T5Cache:
     with jax.named_scope('encode'):
-      sources = module.apply(
-        {'params': params}, inputs_BE, method=module.encode_key_values
-      )
+      sources = apply({'params': params}, inputs_BE, method=module.encode_key_values)
     batch = inputs_BE.shape[0]
-    shape = (config.num_heads, num_slots, config.head_dim)
-    shape = shape if batch == 1 else (batch, *shape)
+    rows = () if batch == 1 else (batch,)
+    shape = (*rows, config.num_heads, num_slots, config.head_dim)
     empty = KeyValue(jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype))
     slots = (empty,) * config.num_decoder_layers
     return T5Cache(sources, padding_bias(inputs_BE), slots)
@@ -82,10 +82,12 @@ def t5_model(config: T5Config) -> types.Model:
     num_slots = cache.slots[0].key.shape[-2]
 
     def write_layer(old: KeyValue, new: KeyValue) -> KeyValue:
-      return KeyValue(*(write_slots(o, n, start_B) for o, n in zip(old, new)))
+      return KeyValue(
+        *(write_slots(o, n, start_B) for o, n in zip(old, new, strict=True))
+      )
 
     with jax.named_scope('extend'):
-      logits_BTV, hidden_BTD, slots = module.apply(
+      logits_BTV, hidden_BTD, slots = apply(
         {'params': params},
         tokens_BT,
         cache.sources,

@@ -33,13 +33,7 @@ TURNS = 3
 def read_texts(config: RunConfig) -> list[str] | None:
   """The texts of --prompt or --input; None for neither."""
   if config.io.input is not None:
-    texts = read_lines(config.io.input)
-    for number, text in enumerate(texts, 1):
-      if not text.strip():
-        raise ValueError(
-          f'input: line {number} of {config.io.input} is empty; give it some text'
-        )
-    return texts
+    return read_lines(config.io.input)
   return list(config.io.prompt) or None
 
 

@@ -8,5 +8,7 @@
   trace     coloured text: which token came from where
   report    tables
 
+`pair_report` is a command: alpha and quality of a pair on the embedded corpus.
+
 Names are defined in docs/metrics.md.
 """

@@ -5,12 +5,34 @@ import json
 from pathlib import Path
 from typing import Any
 
+import flax.traverse_util
+import numpy as np
+
 from specjax.checkpoints import store
+from specjax.models.t5 import T5Config, t5_model
 from specjax.testing.tiny_t5 import TinyT5, tiny_t5
 
 EXTRA_IDS = 100
 VOCAB_SIZE = 359  # pad, EOS, unknown, 256 bytes, the sentinels
 NUM_LOGITS = 384
+
+
+def blank_t5(num_logits: int) -> TinyT5:
+  """A T5 of zeros, made without compiling anything; for tests of files."""
+  config = T5Config(
+    vocab_size=num_logits,
+    emb_dim=16,
+    num_heads=2,
+    head_dim=8,
+    mlp_dim=32,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+  )
+  params = flax.traverse_util.unflatten_dict(
+    {name: np.zeros(shape) for name, shape in store.expected_shapes(config).items()},
+    sep='/',
+  )
+  return TinyT5(config, params, t5_model(config), t5_model(config))
 
 
 @functools.cache

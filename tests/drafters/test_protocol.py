@@ -42,7 +42,6 @@ def cases() -> dict[str, Case]:
   table_draft = model_draft(table_model(NUM_LOGITS, 2), WARP, NUM_DRAFT)
   return {
     'model, T5': Case(model_draft(t5.model, WARP, NUM_DRAFT), t5.params),
-    'model, recomputed T5': Case(model_draft(t5.oracle, WARP, NUM_DRAFT), t5.params),
     'model, table': Case(table_draft, table),
     'ngram': Case(ngram_draft(NUM_DRAFT, NUM_LOGITS)),
     'unigram': Case(
@@ -54,7 +53,9 @@ def cases() -> dict[str, Case]:
     'random': Case(drafters.random_draft(NUM_DRAFT, NUM_LOGITS)),
     'constant': Case(drafters.constant_draft(NUM_DRAFT, NUM_LOGITS, 5)),
     'always EOS': Case(drafters.constant_draft(NUM_DRAFT, NUM_LOGITS, 1)),
-    'contrary': Case(drafters.contrary_draft(t5.model, NUM_DRAFT), t5.params),
+    'contrary': Case(
+      drafters.contrary_draft(table_model(NUM_LOGITS, 2), NUM_DRAFT), table
+    ),
     'wrong at 1': Case(drafters.wrong_at(table_draft, 1), table),
     'counted': Case(drafters.counted(table_draft, at_most_two), table),
   }

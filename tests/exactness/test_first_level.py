@@ -33,7 +33,7 @@ def pair(seeds=(0, 100), vocab_size=3, **fields):
 
 def setup_of(rule, num_draft, vocab_size=3):
   model = table_model(vocab_size, ORDER)
-  return mutants.Setup(model, model_draft(model, WARP, num_draft), VERIFIERS[rule])
+  return mutants.Setup(model, model_draft(model, WARP, num_draft), VERIFIERS.get(rule))
 
 
 def arguments(params, **fields):
@@ -75,19 +75,44 @@ def p_values(state, target, num_tokens, eos_id=None, temperature=1.0):
   return results
 
 
+def switch(verifiers, index):
+  """One compilation for several verifiers: `index` says which one of them runs."""
+  return lambda *args: jax.lax.switch(index, list(verifiers), *args)
+
+
+@functools.partial(jax.jit, static_argnames=('num_draft', 'num_tokens', 'eos_id'))
+def decode_rules(index, params, temperature=1.0, *, num_draft, num_tokens, eos_id=-1):
+  setup = setup_of(None, num_draft)
+  return sample(
+    setup._replace(verifier=switch(VERIFIERS.values(), index)),
+    params,
+    num_tokens=num_tokens,
+    eos_id=eos_id,
+    temperature=temperature,
+    decode=loop.decode.__wrapped__,
+  )
+
+
+def sample_rule(rule, params, num_draft, num_tokens, **fields):
+  index = list(VERIFIERS).index(rule)
+  return decode_rules(
+    index, params, num_draft=num_draft, num_tokens=num_tokens, **fields
+  )
+
+
 @pytest.mark.parametrize('rule', VERIFIERS)
 @pytest.mark.parametrize('num_draft', [1, 2, 3, 4])
 def test_joint_law(num_draft, rule):
-  params = pair()
-  num_tokens = num_draft + 2
-  state = sample(setup_of(rule, num_draft), params, num_tokens=num_tokens)
+  params, num_tokens = pair(), num_draft + 2
+  state = sample_rule(rule, params, num_draft, num_tokens)
   assert min(p_values(state, params[0], num_tokens)) > LEVEL
 
 
+@pytest.mark.parametrize('rule', VERIFIERS)
 @pytest.mark.parametrize('temperature', [0.5, 2.0])
-def test_joint_law_at_another_temperature(temperature):
+def test_joint_law_at_another_temperature(temperature, rule):
   params = pair()
-  state = sample(setup_of('block', 2), params, num_tokens=4, temperature=temperature)
+  state = sample_rule(rule, params, 2, 4, temperature=temperature)
   assert min(p_values(state, params[0], 4, temperature=temperature)) > LEVEL
   # The test sees the temperature at all.
   assert max(p_values(state, params[0], 4)) < LEVEL
@@ -96,14 +121,14 @@ def test_joint_law_at_another_temperature(temperature):
 @pytest.mark.parametrize('rule', VERIFIERS)
 def test_joint_law_with_eos(rule):
   params = pair()
-  state = sample(setup_of(rule, 2), params, num_tokens=4, eos_id=1)
+  state = sample_rule(rule, params, 2, 4, eos_id=1)
   assert min(p_values(state, params[0], 4, eos_id=1)) > LEVEL
 
 
 @pytest.mark.parametrize('rule', VERIFIERS)
 def test_joint_law_with_impossible_ids(rule):
   params = pair(zeros_p=1, zeros_q=1)
-  state = sample(setup_of(rule, 2), params, num_tokens=4)
+  state = sample_rule(rule, params, 2, 4)
   assert min(p_values(state, params[0], 4)) > LEVEL
 
 
@@ -111,10 +136,9 @@ def alternating(length_B):
   return length_B % 3
 
 
-@pytest.mark.parametrize('rule', VERIFIERS)
-def test_joint_law_when_the_number_of_drafts_varies(rule):
+def test_joint_law_when_the_number_of_drafts_varies():
   params = pair()
-  setup = setup_of(rule, 2)
+  setup = setup_of('block', 2)
   setup = setup._replace(drafter=counted(setup.drafter, alternating))
   state = sample(setup, params, num_tokens=4)
   assert min(p_values(state, params[0], 4)) > LEVEL
@@ -122,27 +146,25 @@ def test_joint_law_when_the_number_of_drafts_varies(rule):
   assert drafted_G[0] > drafted_G[1] > 0
 
 
-def test_number_accepted_follows_the_enumerated_law():
+@pytest.mark.parametrize('rule', VERIFIERS)
+def test_number_accepted_follows_the_enumerated_law(rule):
   params = pair()
-  for rule in VERIFIERS:
-    state = sample(setup_of(rule, 2), params, num_tokens=4)
-    # Rounds that start at the first token have the whole budget before them.
-    first_BS = np.asarray(state.trace.round_BS) == 1
-    emitted_B = first_BS.sum(axis=1)
-    for kind in (0, 1):
-      law = enumerate_law.block_law(
-        {'token': verify.token_rule, 'block': verify.block_rule}[rule],
-        tables.conditional(params[0][kind], ORDER),
-        tables.conditional(params[1][kind], ORDER),
-        vocab_size=3,
-        num_draft=2,
-      )
-      law_K = np.zeros(3)
-      for block, mass in law.items():
-        law_K[len(block) - 1] += mass
-      law_K /= law_K.sum()
-      counts_K = np.bincount(emitted_B[kind::2] - 1, minlength=3)
-      chi_square.assert_law(counts_K, law_K, LEVEL)
+  state = sample_rule(rule, params, 2, 4)
+  # The first round of a row has its whole budget before it.
+  emitted_B = (np.asarray(state.trace.round_BS) == 1).sum(axis=1)
+  for kind in (0, 1):
+    law = enumerate_law.block_law(
+      {'token': verify.token_rule, 'block': verify.block_rule}[rule],
+      tables.conditional(params[0][kind], ORDER),
+      tables.conditional(params[1][kind], ORDER),
+      vocab_size=3,
+      num_draft=2,
+    )
+    law_K = np.zeros(3)
+    for block, mass in law.items():
+      law_K[len(block) - 1] += mass
+    counts_K = np.bincount(emitted_B[kind::2] - 1, minlength=3)
+    chi_square.assert_law(counts_K, law_K / law_K.sum(), LEVEL)
 
 
 # The mutants, at the size of sample and on the tables that the clean loop passes.
@@ -177,13 +199,8 @@ SWITCHED = {
 
 @jax.jit
 def decode_switched(index, params):
-  """One compilation for all verifiers: `index` says which one of them runs."""
-
-  def verifier(*args):
-    return jax.lax.switch(index, list(SWITCHED.values()), *args)
-
   return sample(
-    CLEAN._replace(verifier=verifier),
+    CLEAN._replace(verifier=switch(SWITCHED.values(), index)),
     params,
     num_tokens=NUM_TOKENS,
     decode=loop.decode.__wrapped__,
@@ -234,5 +251,5 @@ def field_report_tables():
 def test_soft_drafts_are_drawn_from_what_is_recorded(temperature):
   # A greedy draft beside its soft law would never emit token 1 first.
   params = field_report_tables()
-  state = sample(setup_of('token', 1), params, num_tokens=3, temperature=temperature)
+  state = sample_rule('token', params, 1, 3, temperature=temperature)
   assert min(p_values(state, params[0], 3, temperature=temperature)) > LEVEL

@@ -30,6 +30,7 @@ from specjax.session import DIFFERENT, INTERRUPTED, trace_tokens
 
 METHODS = ('draft_model', 'ngram')
 TURNS = 5
+COST_TURNS = 9
 SHOWN_PER_TASK = 2
 MAX_SOURCE_CHARS = 320
 
@@ -202,7 +203,7 @@ class Demonstration:
     short = min(8, (most + 1) // 2)
     budgets = (short, max(min(most, 64), short + 1))
     return measure(
-      self.pair, self.programs, self.batches[0], budgets=budgets, repeats=TURNS
+      self.pair, self.programs, self.batches[0], budgets=budgets, repeats=COST_TURNS
     )
 
   def _speedups(self, task: str) -> dict[str, bench.Samples]:

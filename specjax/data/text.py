@@ -18,6 +18,8 @@ EOS_ID = 1
 UNK_ID = 2
 BYTE_OFFSET = 3
 
+Ids = Sequence[int] | np.ndarray
+
 # Few shapes, so that new text seldom compiles anything.
 LENGTH_BUCKETS = (16, 32, 64, 128, 256, 512)
 
@@ -37,7 +39,7 @@ class Vocabulary(NamedTuple):
 
   size: int
   encode: Callable[[str], list[int]]
-  decode: Callable[[Sequence[int]], str]
+  decode: Callable[[Ids], str]
   piece: Callable[[int], str]
   eos_id: int = EOS_ID
 
@@ -83,7 +85,7 @@ def sentencepiece_vocabulary(path: str | Path, extra_ids: int = 100) -> Vocabula
   def encode(text: str) -> list[int]:
     return [*pieces.encode(text), EOS_ID]
 
-  def decode(ids: Sequence[int]) -> str:
+  def decode(ids: Ids) -> str:
     parts, run = [], []
     for token in _content(ids):
       if 0 <= token < num_pieces:
@@ -122,7 +124,7 @@ def byte_vocabulary(extra_ids: int = 125) -> Vocabulary:
   def encode(text: str) -> list[int]:
     return [byte + BYTE_OFFSET for byte in text.encode('utf-8')] + [EOS_ID]
 
-  def decode(ids: Sequence[int]) -> str:
+  def decode(ids: Ids) -> str:
     data = bytearray()
     for token in _content(ids):
       if BYTE_OFFSET <= token < num_bytes:
@@ -204,7 +206,7 @@ def bucket_length(length: int, buckets: Sequence[int] = LENGTH_BUCKETS) -> int:
   return -(-length // buckets[-1]) * buckets[-1]
 
 
-def pad(rows: Sequence[Sequence[int]], length: int, num_rows: int | None = None):
+def pad(rows: Sequence[Ids], length: int, num_rows: int | None = None):
   """Stacks rows of ids into an array filled up with pads.
 
   Args:
@@ -249,7 +251,7 @@ def group_by_length(
   ]
 
 
-def _content(ids: Sequence[int]) -> Iterator[int]:
+def _content(ids: Ids) -> Iterator[int]:
   """The ids before the first EOS, without pads; what is outside becomes -1."""
   for token in ids:
     token = int(token)

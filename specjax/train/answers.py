@@ -4,7 +4,7 @@ import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -172,15 +172,16 @@ def endless_batches(
 def save_answers(path: Path, answers: Sequence[Answer]) -> None:
   """Writes answers to one `.npz` file."""
   columns = list(zip(*answers, strict=True))
+  arrays: dict[str, Any] = {
+    name: np.concatenate(column)
+    for name, column in zip(Answer._fields, columns, strict=True)
+  }
   with path.open('wb') as file:
     np.savez(
       file,
       source_lengths=np.asarray([len(source) for source in columns[0]]),
       target_lengths=np.asarray([len(target) for target in columns[1]]),
-      **{
-        name: np.concatenate(column)
-        for name, column in zip(Answer._fields, columns, strict=True)
-      },
+      **arrays,
     )
 
 
@@ -219,8 +220,8 @@ def answer_train_split(
       seed=seed,
       num_top=config.num_top,
     )
-    found = rich.progress.track(found, f'answers at T={temperature:g}', total=len(part))
-    answers += [each for _, each in found]
+    bar = rich.progress.track(found, f'answers at T={temperature:g}', len(part))
+    answers += [each for _, each in bar]
   return answers
 
 

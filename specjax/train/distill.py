@@ -33,7 +33,7 @@ from specjax.train.answers import (
 )
 from specjax.train.config import DistillConfig, load_config
 from specjax.train.fit import TrainState, fit
-from specjax.train.train import VOCABULARY_PATH, init_params, shift_right
+from specjax.train.train import VOCABULARY_PATH, init_params, teacher_forcing
 
 
 def distillation(
@@ -52,13 +52,11 @@ def distillation(
   Returns:
     `(params, batch) -> loss`.
   """
-  network = t5.Transformer(model)
+  logits = teacher_forcing(model)
 
   def loss(params: Any, batch: AnswerBatch) -> jax.Array:
     targets_BT = jnp.asarray(batch.targets_BT)
-    logits_BTV = network.apply(
-      {'params': params}, batch.sources_BE, shift_right(targets_BT)
-    )
+    logits_BTV = logits(params, batch.sources_BE, targets_BT)
     log_z_BT1 = jax.nn.logsumexp(logits_BTV, axis=-1, keepdims=True)
     top_ids_BTK = jnp.asarray(batch.top_ids_BTK)
     logq_BTK = jnp.take_along_axis(logits_BTV, top_ids_BTK, -1) - log_z_BT1
@@ -80,13 +78,11 @@ def make_agreement(
     `params -> text` with alpha at temperature 0 (how often the likeliest ids
     agree) and at 1 (the mean of sum_x min(p, q) over the kept ids).
   """
-  network = t5.Transformer(model)
+  logits = teacher_forcing(model)
 
   @jax.jit
   def count(params, batch):
-    logits_BTV = network.apply(
-      {'params': params}, batch.sources_BE, shift_right(batch.targets_BT)
-    )
+    logits_BTV = logits(params, batch.sources_BE, batch.targets_BT)
     real_BT = batch.targets_BT != text.PAD_ID
     same_BT = jnp.argmax(logits_BTV, axis=-1) == batch.top_ids_BTK[..., 0]
     q_BTK = jnp.take_along_axis(

@@ -36,6 +36,16 @@ def init_params(config: t5.T5Config, seed: int) -> Any:
   return init(jax.random.key(seed), tokens, tokens)['params']
 
 
+def teacher_forcing(model: t5.T5Config) -> Callable[..., jax.Array]:
+  """`(params, sources_BE, targets_BT) -> logits_BTV`, the law of each target."""
+  network = t5.Transformer(model)
+
+  def logits(params: Any, sources_BE: Any, targets_BT: Any) -> Any:
+    return network.apply({'params': params}, sources_BE, shift_right(targets_BT))
+
+  return logits
+
+
 def cross_entropy(
   model: t5.T5Config, z_loss: float = 1e-4
 ) -> Callable[[Any, corpus.Batch], jax.Array]:
@@ -48,13 +58,11 @@ def cross_entropy(
   Returns:
     `(params, batch) -> loss`.
   """
-  network = t5.Transformer(model)
+  logits = teacher_forcing(model)
 
   def loss(params: Any, batch: corpus.Batch) -> jax.Array:
     targets_BT = jnp.asarray(batch.targets_BT)
-    logits_BTV = network.apply(
-      {'params': params}, batch.sources_BE, shift_right(targets_BT)
-    )
+    logits_BTV = logits(params, batch.sources_BE, targets_BT)
     log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
     chosen_BT = jnp.take_along_axis(logits_BTV, targets_BT[..., None], -1)[..., 0]
     real_BT = targets_BT != text.PAD_ID
@@ -87,7 +95,7 @@ def make_evaluate(
   config: TrainConfig, vocabulary: text.Vocabulary, num_examples: int = 160
 ) -> Callable[[Any], str]:
   """Per task, teacher-forced loss and accuracy per token on the valid split."""
-  network = t5.Transformer(config.model)
+  logits = teacher_forcing(config.model)
   examples = corpus.read_corpus('valid')
   examples += corpus.fix_examples(examples)
   source, target = config.data.buckets[-1]
@@ -96,9 +104,7 @@ def make_evaluate(
   def count(params, batch):
     targets_BT = batch.targets_BT
     real_BT = targets_BT != text.PAD_ID
-    logits_BTV = network.apply(
-      {'params': params}, batch.sources_BE, shift_right(targets_BT)
-    )
+    logits_BTV = logits(params, batch.sources_BE, targets_BT)
     losses_BT = optax.softmax_cross_entropy_with_integer_labels(logits_BTV, targets_BT)
     right_BT = real_BT & (jnp.argmax(logits_BTV, -1) == targets_BT)
     return jnp.stack([jnp.sum(losses_BT, where=real_BT), right_BT.sum(), real_BT.sum()])

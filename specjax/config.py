@@ -1,6 +1,6 @@
 """What a decoding run is told: frozen dataclasses that check themselves.
 
-The command line (`specjax.cli`) is generated from these classes, and files in
+The command line (`specjax.command.cli`) is generated from these classes, and files in
 configs/ hold a `RunConfig` named CONFIG. Importing this module starts nothing.
 """
 

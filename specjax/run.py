@@ -11,7 +11,7 @@ with one line on stderr that says what to do; 130 when interrupted.
 import sys
 from collections.abc import Sequence
 
-from specjax import cli
+from specjax.command import cli
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,7 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   try:
     config = cli.parse(sys.argv[1:] if argv is None else argv)
     # JAX starts here: help and bad options are answered before.
-    from specjax import demo, load, session
+    from specjax import load
+    from specjax.command import demo, session
 
     texts = session.read_texts(config)
     pair = load.load_pair(

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from specjax import cli
+from specjax.command import cli
 from specjax.config import (
   IOConfig,
   PairConfig,

@@ -33,7 +33,7 @@ def pair(seeds=(0, 100), vocab_size=3, **fields):
 
 def setup_of(rule, num_draft, vocab_size=3):
   model = table_model(vocab_size, ORDER)
-  return mutants.Setup(model, model_draft(model, WARP, num_draft), VERIFIERS.get(rule))
+  return mutants.Setup(model, model_draft(model, WARP, num_draft), VERIFIERS[rule])
 
 
 def arguments(params, **fields):
@@ -82,7 +82,7 @@ def switch(verifiers, index):
 
 @functools.partial(jax.jit, static_argnames=('num_draft', 'num_tokens', 'eos_id'))
 def decode_rules(index, params, temperature=1.0, *, num_draft, num_tokens, eos_id=-1):
-  setup = setup_of(None, num_draft)
+  setup = setup_of('token', num_draft)
   return sample(
     setup._replace(verifier=switch(VERIFIERS.values(), index)),
     params,

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from specjax.checkpoints import store
@@ -37,13 +38,20 @@ def _batches(start):
     step += 1
 
 
-def _run(folder, config=FIT, resume=False, stop=None):
-  """Runs a fit; with `stop`, ends it after that many steps as a crash would."""
-  losses = []
-  loss_fn = jax.jit(train.cross_entropy(MODEL))
+def _table_loss(params, batch):
+  """A bigram table, which compiles faster than a T5 and trains the same way."""
+  logits_BTV = params['table'][train.shift_right(jnp.asarray(batch.targets_BT))]
+  return optax.softmax_cross_entropy_with_integer_labels(
+    logits_BTV, batch.targets_BT
+  ).mean()
 
-  def export(params, step):
-    losses.append(float(loss_fn(params, next(_batches(10_000)))))
+
+def _table():
+  return {'table': jax.random.normal(jax.random.key(0), (16, 16))}
+
+
+def _run(folder, config=FIT, resume=False, stop=None):
+  """Fits the table; with `stop`, ends after that many steps as a crash would."""
 
   def batches(start):
     for step, batch in enumerate(_batches(start), start):
@@ -51,31 +59,45 @@ def _run(folder, config=FIT, resume=False, stop=None):
         raise KeyboardInterrupt
       yield batch
 
-  params = train.init_params(MODEL, 0)
-  losses.append(float(loss_fn(params, next(_batches(10_000)))))
-  state = fit.fit(
-    config, loss_fn, params, batches, folder, export=export, resume=resume
+  return fit.fit(
+    config,
+    _table_loss,
+    _table(),
+    batches,
+    folder,
+    export=lambda params, step: None,
+    resume=resume,
   )
-  return state, losses
 
 
-def test_loss_falls_and_run_is_deterministic(tmp_path):
-  first, losses = _run(tmp_path / 'a')
-  assert first.step == 24
-  assert losses[-1] < losses[0] - 0.5
-  again, _ = _run(tmp_path / 'b')
-  jax.tree.map(np.testing.assert_array_equal, first.params, again.params)
+def test_a_t5_learns(tmp_path):
+  loss_fn = jax.jit(train.cross_entropy(MODEL))
+  params = train.init_params(MODEL, 0)
+  exported = {}
+  state = fit.fit(
+    FIT,
+    loss_fn,
+    params,
+    _batches,
+    tmp_path,
+    export=lambda params, step: exported.update({step: params}),
+  )
+  assert state.step == 24
+  assert list(exported) == [24]
+  unseen = next(_batches(10_000))
+  assert loss_fn(exported[24], unseen) < loss_fn(params, unseen) - 0.5
 
 
 def test_resumed_run_equals_an_uninterrupted_one(tmp_path):
-  whole, _ = _run(tmp_path / 'whole')
+  whole = _run(tmp_path / 'whole')
   often = dataclasses.replace(FIT, checkpoint_seconds=0.0)
   with pytest.raises(KeyboardInterrupt):
     _run(tmp_path / 'part', often, stop=12)
-  resumed, _ = _run(tmp_path / 'part', often, resume=True)
-  assert resumed.step == whole.step
+  resumed = _run(tmp_path / 'part', often, resume=True)
+  assert resumed.step == whole.step == 24
   jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
   jax.tree.map(np.testing.assert_array_equal, resumed.opt_state, whole.opt_state)
+  assert np.abs(whole.params['table'] - _table()['table']).max() > 0.1
 
 
 def test_resume_without_checkpoint(tmp_path):

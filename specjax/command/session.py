@@ -15,14 +15,14 @@ import rich.progress
 from rich.console import Console
 from rich.text import Text
 
-from specjax.compare import differences
+from specjax.command.compare import differences
+from specjax.command.results import Writer, total
 from specjax.config import RunConfig
 from specjax.core.loop import Source
 from specjax.data.text import Vocabulary, read_lines
 from specjax.eval import bench, trace
 from specjax.generation import Generation
 from specjax.pair import Pair
-from specjax.results import Writer, total
 
 INTERRUPTED = 130
 DIFFERENT = 1

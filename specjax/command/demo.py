@@ -15,18 +15,18 @@ import jax
 from rich.console import Console
 from rich.text import Text
 
-from specjax.compare import Difference, differences
+from specjax.command.compare import Difference, differences
+from specjax.command.costs import Costs, Program, measure
+from specjax.command.results import Writer, total
+from specjax.command.session import DIFFERENT, INTERRUPTED, trace_tokens
 from specjax.config import RunConfig, SpeculationConfig
 from specjax.core.types import DecodeState
-from specjax.costs import Costs, Program, measure
 from specjax.data import corpus
 from specjax.data import text as text_lib
 from specjax.eval import bench, diagnose, metrics, report, theory, trace
 from specjax.generation import Batch, Generation, make_batches, read_rows
 from specjax.load import ASSETS
 from specjax.pair import Pair
-from specjax.results import Writer, total
-from specjax.session import DIFFERENT, INTERRUPTED, trace_tokens
 
 METHODS = ('draft_model', 'ngram')
 TURNS = 5

@@ -1,0 +1,1 @@
+"""What `python -m specjax.run` is made of: options, sessions, the demonstration."""

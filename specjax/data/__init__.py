@@ -1,0 +1,1 @@
+"""Texts, vocabularies, and the embedded corpus."""

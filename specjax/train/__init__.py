@@ -1,0 +1,1 @@
+"""Training a T5, and distilling a draft from it."""

@@ -25,6 +25,7 @@ from specjax.core.verify import token_verifier
 from specjax.data import corpus, text
 from specjax.eval import metrics
 from specjax.models.t5 import t5_model
+from specjax.train.config import run_command
 
 ASSETS = Path(__file__).parents[1] / 'assets'
 TASKS = ('ende', 'summ', 'fix')
@@ -270,4 +271,4 @@ def main(
 
 
 if __name__ == '__main__':
-  tyro.cli(main)
+  run_command(main)

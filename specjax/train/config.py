@@ -2,8 +2,12 @@
 
 import dataclasses
 import importlib.util
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import tyro
 
 from specjax.models import t5
 
@@ -121,3 +125,12 @@ def load_config(path: str | Path, expected: type) -> Any:
   if not isinstance(config, expected):
     raise ValueError(f'config: {path} has no CONFIG of type {expected.__name__}')
   return config
+
+
+def run_command(main: Callable[..., None]) -> None:
+  """Runs a function from the command line; a ValueError is one line and code 2."""
+  try:
+    tyro.cli(main)
+  except ValueError as error:
+    print(f'error: {error}', file=sys.stderr)
+    sys.exit(2)

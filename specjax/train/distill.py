@@ -31,7 +31,7 @@ from specjax.train.answers import (
   load_answers,
   save_answers,
 )
-from specjax.train.config import DistillConfig, load_config
+from specjax.train.config import DistillConfig, load_config, run_command
 from specjax.train.fit import TrainState, fit
 from specjax.train.train import VOCABULARY_PATH, init_params, teacher_forcing
 
@@ -113,7 +113,6 @@ def distill(
   target: Path,
   folder: Path,
   *,
-  init: Path | None = None,
   resume: bool = False,
 ) -> TrainState:
   """Distils a draft and leaves `model.safetensors` (bfloat16) in `folder`.
@@ -125,7 +124,6 @@ def distill(
     config: the draft and how it learns.
     target: weights of the target.
     folder: where everything goes; made if absent.
-    init: weights of a draft to begin with; None for random ones.
     resume: go on from the checkpoint in `folder`.
   """
   vocabulary = text.sentencepiece_vocabulary(VOCABULARY_PATH)
@@ -139,10 +137,6 @@ def distill(
     answers = answer_train_split(config, teacher, vocabulary)
     save_answers(path, answers)
   held_out = answer_valid_split(config, teacher, vocabulary)
-  if init is None:
-    params = init_params(config.model, config.fit.seed)
-  else:
-    params = read_init(init, config.model)
 
   def export(params, step):
     notes = {
@@ -157,7 +151,7 @@ def distill(
   return fit(
     config.fit,
     distillation(config.model, config.hard_weight),
-    params,
+    init_params(config.model, config.fit.seed),
     lambda step: endless_batches(
       answers, config.data.buckets, config.data.tokens_per_batch, config.fit.seed, step
     ),
@@ -168,21 +162,10 @@ def distill(
   )
 
 
-def read_init(path: Path, config: t5.T5Config) -> Any:
-  """Parameters of a checkpoint whose shape must be `config`'s."""
-  checkpoint = store.load(path)
-  if checkpoint.config != config:
-    raise ValueError(f'init: {path} holds a model of another shape than the draft')
-  return jax.device_put(checkpoint.params)
-
-
 def main(
   config: Annotated[str, tyro.conf.arg(help='A file that defines CONFIG.')],
   target: Annotated[str, tyro.conf.arg(help="The target's weights.")],
   folder: Annotated[str, tyro.conf.arg(help='Where checkpoints go.')],
-  init: Annotated[
-    str | None, tyro.conf.arg(help='Weights of a draft to begin with.')
-  ] = None,
   resume: Annotated[bool, tyro.conf.arg(help='Go on from the checkpoint.')] = False,
   total_steps: Annotated[
     int | None, tyro.conf.arg(help='Replaces fit.total_steps.')
@@ -197,10 +180,9 @@ def main(
     loaded,
     Path(target).expanduser(),
     Path(folder).expanduser(),
-    init=None if init is None else Path(init).expanduser(),
     resume=resume,
   )
 
 
 if __name__ == '__main__':
-  tyro.cli(main)
+  run_command(main)

@@ -18,7 +18,7 @@ import tyro
 from specjax.checkpoints import store
 from specjax.data import corpus, text
 from specjax.models import t5
-from specjax.train.config import DataConfig, TrainConfig, load_config
+from specjax.train.config import DataConfig, TrainConfig, load_config, run_command
 from specjax.train.fit import TrainState, fit
 
 VOCABULARY_PATH = Path(__file__).parents[1] / 'assets' / 'vocab.model'
@@ -171,4 +171,4 @@ def main(
 
 
 if __name__ == '__main__':
-  tyro.cli(main)
+  run_command(main)

@@ -49,31 +49,30 @@ def answers(checkpoint):
 
 
 def test_answers_are_what_plain_decoding_gives(checkpoint, answers):
-  for number, (source, each) in enumerate(zip(SOURCES, answers, strict=True)):
-    state = autoregressive.decode(
-      types.Params(checkpoint.params),
-      jnp.array([source], jnp.int32),
-      rng.row_keys(3, np.array([number])),
-      warps.make_sampling(1, temperature=1.0),
-      target=t5.t5_model(MODEL),
-      warp=warps.make_warp(30, 1, (0,)),
-      max_len=10,
-      eos_id=1,
-    )
-    length = int(state.length_B[0])
+  state = autoregressive.decode(
+    types.Params(checkpoint.params),
+    jnp.asarray(text.pad(SOURCES, 32)),
+    rng.row_keys(3, np.arange(4)),
+    warps.make_sampling(4, temperature=1.0),
+    target=t5.t5_model(MODEL),
+    warp=warps.make_warp(30, 1, (0,)),
+    max_len=10,
+    eos_id=1,
+  )
+  for row, (source, each) in enumerate(zip(SOURCES, answers, strict=True)):
     np.testing.assert_array_equal(each.source, source)
-    np.testing.assert_array_equal(each.target, state.tokens_BS[0, 1:length])
+    length = int(state.length_B[row])
+    np.testing.assert_array_equal(each.target, state.tokens_BS[row, 1:length])
     assert each.target.max() < VOCABULARY.size
 
 
 def test_kept_laws_are_the_targets(checkpoint, answers):
-  network = jax.jit(t5.Transformer(MODEL).apply)
-  for each in answers:
-    inputs_BT = np.array([[0, *each.target[:-1]]], np.int32)
-    logits = network(
-      {'params': checkpoint.params}, each.source[None].astype(np.int32), inputs_BT
-    )
-    logp_TV = np.asarray(jax.nn.log_softmax(logits))[0]
+  targets_BT = text.pad([each.target for each in answers], 9)
+  logits = jax.jit(train.teacher_forcing(MODEL))
+  logits_BTV = logits(checkpoint.params, text.pad(SOURCES, 32), targets_BT)
+  logp_BTV = np.asarray(jax.nn.log_softmax(logits_BTV))
+  for row, each in enumerate(answers):
+    logp_TV = logp_BTV[row, : len(each.target)]
     order_TK = np.argsort(-logp_TV, axis=-1)[:, :4]
     np.testing.assert_array_equal(each.top_ids_TK, order_TK)
     np.testing.assert_allclose(
@@ -103,20 +102,16 @@ def test_batches_repeat_the_answers_in_new_orders(answers):
 
 def test_loss_is_the_cross_entropy_to_law_and_likeliest_id(answers):
   params = train.init_params(MODEL, 1)
-  (batch,) = itertools.islice(
-    answering.endless_batches(answers[:1], ((8, 10),), 36, seed=0), 1
-  )
+  (batch,) = answering.answer_batches(answers[:1], ((8, 10),), 36, '0')
   each = answers[0]
-  inputs_BT = np.array([[0, *each.target[:-1]]], np.int32)
-  logits = jax.jit(t5.Transformer(MODEL).apply)(
-    {'params': params}, each.source[None].astype(np.int32), inputs_BT
-  )
-  logq_TV = np.asarray(jax.nn.log_softmax(logits))[0]
+  logits = jax.jit(train.teacher_forcing(MODEL))
+  logits_BTV = logits(params, batch.sources_BE, batch.targets_BT)
+  logq_TV = np.asarray(jax.nn.log_softmax(logits_BTV))[0, : len(each.target)]
   logq_TK = np.take_along_axis(logq_TV, each.top_ids_TK.astype(int), -1)
   p_TK = np.exp(each.top_logp_TK.astype(np.float32))
   p_TK /= p_TK.sum(-1, keepdims=True)
   soft, hard = -(p_TK * logq_TK).sum(-1).mean(), -logq_TK[:, 0].mean()
-  for weight in (0.0, 0.25, 1.0):
+  for weight in (0.25, 1.0):
     loss = jax.jit(distill.distillation(MODEL, weight))(params, batch)
     np.testing.assert_allclose(loss, (1 - weight) * soft + weight * hard, rtol=1e-4)
 

@@ -1,6 +1,7 @@
 """The training loop: it learns, is deterministic, and resumes where it stopped."""
 
 import dataclasses
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +13,15 @@ from specjax.checkpoints import store
 from specjax.data import corpus
 from specjax.models import t5
 from specjax.train import fit, train
-from specjax.train.config import DistillConfig, FitConfig, TrainConfig, load_config
+from specjax.train.config import (
+  DistillConfig,
+  FitConfig,
+  TrainConfig,
+  load_config,
+  run_command,
+)
 
+CONFIGS = Path(__file__).parents[2] / 'configs'
 MODEL = t5.T5Config(
   vocab_size=16,
   emb_dim=16,
@@ -145,7 +153,7 @@ def test_bad_schedule_names_the_field(field, value):
   ('name', 'kind'), [('target', TrainConfig), ('draft', DistillConfig)]
 )
 def test_configs_are_those_of_the_embedded_weights(name, kind):
-  config = load_config(f'configs/embedded_{name}.py', kind)
+  config = load_config(CONFIGS / f'embedded_{name}.py', kind)
   weights = corpus.CORPUS_PATH.with_name(f'{name}.safetensors')
   checkpoint = store.load(weights)
   assert checkpoint.config == config.model
@@ -159,6 +167,18 @@ def test_load_config_errors(tmp_path):
   (tmp_path / 'empty.py').write_text('"""Nothing."""\n')
   with pytest.raises(ValueError, match='has no CONFIG of type TrainConfig'):
     load_config(tmp_path / 'empty.py', TrainConfig)
+
+
+def test_bad_input_is_one_line_and_code_2(capsys, monkeypatch, tmp_path):
+  argv = ['train', '--config', 'configs/absent.py', '--folder', str(tmp_path)]
+  monkeypatch.setattr('sys.argv', argv)
+  with pytest.raises(SystemExit) as stop:
+    run_command(train.main)
+  assert stop.value.code == 2
+  error = capsys.readouterr().err
+  assert error == (
+    'error: config: no file configs/absent.py; configurations lie in configs/\n'
+  )
 
 
 def test_shift_right():

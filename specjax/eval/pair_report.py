@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+import rich.box
 import rich.console
 import rich.table
 import tyro
@@ -227,13 +228,13 @@ def table(rows: Sequence[dict[str, Any]]) -> rich.table.Table:
     'method': 'method',
     'num_draft': 'gamma',
     'alpha': 'alpha',
-    'acceptance_rate': 'accepted',
-    'block_efficiency': 'tokens/call',
+    'acceptance_rate': 'acc.',
+    'block_efficiency': 'tok/call',
     'bleu': 'BLEU',
     'chrf': 'chrF',
     'exact_match': 'exact',
   }
-  result = rich.table.Table(*columns.values())
+  result = rich.table.Table(*columns.values(), box=rich.box.SIMPLE_HEAD, pad_edge=False)
   for row in rows:
     cells = [
       f'{row[key]:.3g}' if isinstance(row[key], float) else str(row[key])

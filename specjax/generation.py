@@ -146,7 +146,8 @@ def make_sampling(
 
   def column(values, dtype, surplus):
     surplus_rows = [surplus] * (num_rows - len(rows))
-    return jnp.asarray(np.array([*values, *surplus_rows], dtype))
+    # NumPy: `jit` puts it on the device, which costs less than an eager copy each.
+    return np.array([*values, *surplus_rows], dtype)
 
   return Sampling(
     temperature_B=column((row.temperature for row in rows), np.float32, 0),

@@ -59,12 +59,15 @@ def row_keys(seed, example_id_B) -> shapes.RowKeys:
     (3,)
   """
   example_id_B = jnp.asarray(example_id_B)
-  seed_B = jnp.broadcast_to(jnp.asarray(seed), example_id_B.shape)
-  return jax.vmap(
-    lambda seed, example_id: jax.random.fold_in(
-      jax.random.key(seed, impl='threefry2x32'), example_id
-    )
-  )(seed_B, example_id_B)
+  return _row_keys(
+    jnp.broadcast_to(jnp.asarray(seed), example_id_B.shape), example_id_B
+  )
+
+
+@jax.jit
+@jax.vmap
+def _row_keys(seed, example_id):
+  return jax.random.fold_in(jax.random.key(seed, impl='threefry2x32'), example_id)
 
 
 def block_keys(row_key_B: shapes.RowKeys, length_B: shapes.Int_B) -> BlockKeys:

@@ -1,4 +1,4 @@
-"""Which method and gamma pay on this machine? `python experiments/speedup/run.py`.
+"""Which method and gamma pay on this machine? `python -m experiments.speedup`.
 
 Decodes texts of the embedded corpus' test split one at a time, greedily, with plain
 decoding and with each method in turns, everything warm; encoders and host included.

@@ -10,6 +10,7 @@ target's laws to rounding, if the rule is exact.
 import functools
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +48,7 @@ def target_law(
       for token in np.flatnonzero(law_V):
         output = (*prefix, int(token))
         is_done = token == eos_id or step == num_tokens - 1
-        (done if is_done else grown)[output] = mass * law_V[token]
+        (done if is_done else grown)[output] = mass * float(law_V[token])
     live = grown
   return done
 
@@ -115,7 +116,8 @@ def loop_law(
   done: Law = {}
   # Rounds emit at least one token, so all mass of a prefix has arrived when the
   # shorter ones are done.
-  live: list[Law] = [{(): 1.0}] + [{} for _ in range(num_tokens - 1)]
+  live: list[Law] = [{} for _ in range(num_tokens)]
+  live[0][()] = 1.0
   for length in range(num_tokens):
     for prefix, mass in live[length].items():
       num_proposed = num_draft if count is None else int(count(prefix))
@@ -206,16 +208,11 @@ def _all_drafts(target, draft, drawn, vocab_size, num_draft, prefix):
   for i in range(num_draft + 1):
     for head in itertools.product(range(vocab_size), repeat=i):
       context = (*prefix, *head)
-      p_BG1V[(*head, ..., i, slice(None))] = _checked_law(
-        'target', target(context), vocab_size, context
-      )
+      here: tuple[Any, ...] = (*head, ..., i, slice(None))
+      p_BG1V[here] = _checked_law('target', target(context), vocab_size, context)
       if i < num_draft:
-        q_BGV[(*head, ..., i, slice(None))] = _checked_law(
-          'draft', draft(context), vocab_size, context
-        )
-        drawn_BGV[(*head, ..., i, slice(None))] = _checked_law(
-          'drawn', drawn(context), vocab_size, context
-        )
+        q_BGV[here] = _checked_law('draft', draft(context), vocab_size, context)
+        drawn_BGV[here] = _checked_law('drawn', drawn(context), vocab_size, context)
   q_BGV = q_BGV.reshape(-1, num_draft, vocab_size)
   p_BG1V = p_BG1V.reshape(-1, num_draft + 1, vocab_size)
   drawn_BGV = drawn_BGV.reshape(q_BGV.shape)

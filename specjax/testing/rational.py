@@ -129,13 +129,13 @@ def loop_law(
     return merged
 
   done: Law = {}
-  live: list[Law] = [{(): ONE}] + [{} for _ in range(num_tokens - 1)]
+  live: list[Law] = [{} for _ in range(num_tokens)]
+  live[0][()] = ONE
   for length in range(num_tokens):
     for prefix, mass in live[length].items():
       num_proposed = num_draft if count is None else count(prefix)
       context = prefix if order is None else prefix[max(length - order, 0) :]
-      room = num_tokens - length
-      room = min(room, num_draft + 1)  # equal for most prefixes: one cached law
+      room = min(num_tokens - length, num_draft + 1)
       for block, share in cut_law(context, num_proposed, room).items():
         output = (*prefix, *block)
         ended = len(output) == num_tokens or output[-1] == eos_id

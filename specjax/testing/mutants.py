@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.core import loop, types, verify
+from specjax.core import loop, rng, types, verify
 from specjax.testing import enumerate_law, faults
 from specjax.testing.faults import Mutant, Setup
 

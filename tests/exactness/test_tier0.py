@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.core import verify, warp
+from specjax.core import rng, types, verify, warp
 from specjax.testing import enumerate_law, rational, tables
 
 TOLERANCE = 1e-12
@@ -173,6 +173,40 @@ def test_first_draft_is_accepted_with_the_overlap_and_block_accepts_more():
     gains.append(rational.expected_accepted(block) - rational.expected_accepted(token))
   assert min(gains) >= 0
   assert max(gains) > Fraction(1, 50)
+
+
+@pytest.mark.parametrize('rule', RULES)
+def test_coins_next_to_the_threshold_decide(rule):
+  """A relative 2^-40 below the probability accepts, 2^-40 above it rejects."""
+  num_rows, num_draft = 64, 3
+  random = np.random.default_rng(0)
+  p_BG1V = random.dirichlet(np.ones(4), (num_rows, num_draft + 1))
+  q_BGV = random.dirichlet(np.ones(4), (num_rows, num_draft))
+  draft = types.Draft(
+    jnp.asarray(random.integers(0, 4, (num_rows, num_draft)), jnp.int32),
+    jnp.log(q_BGV),
+    jnp.full(num_rows, num_draft, jnp.int32),
+  )
+  logp_BG1V = jnp.log(p_BG1V)
+  prob_BG = np.asarray(RULES[rule][1].acceptance(logp_BG1V, draft).prob_BG)
+  assert ((prob_BG > 0) & (prob_BG < 1)).sum(axis=0).min() > num_rows / 4
+  key_B = rng.row_keys(0, jnp.arange(num_rows))
+
+  @jax.jit
+  def accepted(coin_BG):
+    verdict = verify.verify(RULES[rule][1], coin_BG, key_B, draft, logp_BG1V)
+    return verdict.num_accepted_B
+
+  # Coins of 0 before the position, which succeed, and of 1 after it, which fail.
+  for i in range(num_draft):
+    coin_BG = np.where(np.arange(num_draft) < i, 0.0, np.ones((num_rows, num_draft)))
+    live_B = (prob_BG[:, : i + 1] > 0).all(axis=1)
+    coin_BG[:, i] = prob_BG[:, i] * (1 - 2.0**-40)
+    np.testing.assert_array_equal(accepted(coin_BG)[live_B], i + 1)
+    coin_BG[:, i] = prob_BG[:, i] * (1 + 2.0**-40)
+    np.testing.assert_array_equal(accepted(coin_BG)[live_B], i)
+    coin_BG[:, i] = prob_BG[:, i]
+    np.testing.assert_array_equal(accepted(coin_BG)[live_B], i)
 
 
 def filtered_pair(order=1):

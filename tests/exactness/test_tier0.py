@@ -205,8 +205,6 @@ def test_coins_next_to_the_threshold_decide(rule):
     np.testing.assert_array_equal(accepted(coin_BG)[live_B], i + 1)
     coin_BG[:, i] = prob_BG[:, i] * (1 + 2.0**-40)
     np.testing.assert_array_equal(accepted(coin_BG)[live_B], i)
-    coin_BG[:, i] = prob_BG[:, i]
-    np.testing.assert_array_equal(accepted(coin_BG)[live_B], i)
 
 
 def filtered_pair(order=1):

@@ -149,7 +149,7 @@ def _sample_table(title: str, samples) -> Table:
 
 
 def _power_of_ten(log10: float) -> str:
-  return 'inf' if math.isinf(log10) else f'1e{log10:.0f}'
+  return 'inf' if math.isinf(log10) else f'1e{round(log10)}'
 
 
 def _mutant_table(found) -> Table:
@@ -195,24 +195,26 @@ def picture(report, path: Path) -> bool:
 
 def _mutants_and_loops(axes, report) -> None:
   """-log10 p of everything: faults beyond the level, the shipped loop below it."""
-  rows = [(m.name, m.log10_p, 'mutant') for m in report.mutants]
-  rows += [(s.name, s.log10_p, 'shipped loop') for s in report.main]
+  rows = [(m.name, m.log10_p, m.killed_by) for m in report.mutants]
+  rows += [(s.name, s.log10_p, 'loop') for s in report.main]
   worst = min(report.sweep, key=lambda s: s.log10_p, default=None)
   if worst is not None:
-    rows.append((f'worst of {len(report.sweep)}: {worst.name}', worst.log10_p, ''))
+    rows.append((f'worst of {len(report.sweep)}: {worst.name}', worst.log10_p, 'loop'))
   rows.sort(key=lambda row: row[1])
-  colours = {'mutant': 'tab:red', 'shipped loop': 'tab:blue', '': 'tab:blue'}
   for place, (_, log10_p, kind) in enumerate(rows):
     strength = min(max(-log10_p, 0.02), 10.0**5)
     marker = '>' if -log10_p > 10.0**5 else 'o'
-    axes.plot(strength, -place, marker, color=colours[kind], markersize=5)
+    colour = 'tab:blue' if kind == 'loop' else 'tab:red'
+    # Hollow: no sample of this size shows it, enumeration does.
+    fill = 'none' if kind == 'enumeration' else 'full'
+    axes.plot(strength, -place, marker, color=colour, fillstyle=fill, markersize=5)
   axes.set_yticks([-i for i in range(len(rows))], [row[0] for row in rows], fontsize=7)
   axes.axvline(6, color='black', linewidth=0.8)
   axes.text(6, 1.0, ' level 1e-6', fontsize=7)
   axes.set(
     xscale='log',
     xlabel='-log10 p on a sample',
-    title='Faults (red) and the shipped loop (blue)',
+    title='Faults (red; hollow: by enumeration) and the shipped loop (blue)',
     ylim=(-len(rows), 2),
   )
   axes.grid(axis='y', linewidth=0.2)

@@ -202,10 +202,15 @@ def first_round_law(rule: str) -> np.ndarray:
   return law_K / law_K.sum()
 
 
-def _log10_p(result) -> float:
+def log10_p(result) -> float:
+  """log10 of a p-value that may be far below the smallest float."""
   if not np.isfinite(result.statistic):
     return -math.inf
-  return float(stats.chi2.logsf(result.statistic, result.df) / math.log(10))
+  log_p = float(stats.chi2.logsf(result.statistic, result.df))
+  if not math.isfinite(log_p):  # Gamma(a, x) ~ x^(a-1) exp(-x) x / (x - a + 1)
+    a, x = result.df / 2, result.statistic / 2
+    log_p = a * math.log(x) - x - math.log(x - a + 1) - math.lgamma(a)
+  return log_p / math.log(10)
 
 
 def judge(name: str, counts_K, law_K, rate_p_value: float | None = None) -> Sample:
@@ -216,7 +221,7 @@ def judge(name: str, counts_K, law_K, rate_p_value: float | None = None) -> Samp
     name,
     pearson.num_samples,
     int((law_K > 0).sum()),
-    _log10_p(pearson),
+    log10_p(pearson),
     pearson.p_value,
     g_test(counts_K, law_K).p_value,
     rate_p_value,
@@ -322,7 +327,7 @@ def _verdict(mutant, state, why='') -> MutantResult:
   if mutant.shown_by == 'rate':
     result = chi_square(first_round_counts(state), first_round_law('token'))
     killed_by = killed_by or ('rate' if result.p_value < LEVEL else '')
-  return MutantResult(mutant.name, mutant.seen_in, killed_by, _log10_p(result), why)
+  return MutantResult(mutant.name, mutant.seen_in, killed_by, log10_p(result), why)
 
 
 def _normalised(counts_K, law_K):

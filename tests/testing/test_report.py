@@ -91,6 +91,22 @@ def test_file_is_strict_json():
   assert found['mutants']['results'][1]['log10_p'] == report.FLOOR
 
 
+@pytest.mark.parametrize(('statistic', 'df'), [(1200.0, 3), (1350.0, 255)])
+def test_p_values_below_the_smallest_float(statistic, df):
+  """The asymptotic formula continues what SciPy gives until it underflows."""
+
+  def log10_p(x):
+    return suite.log10_p(
+      suite.chi_square([50, 50], [0.5, 0.5])._replace(statistic=x, df=df)
+    )
+
+  below, above = log10_p(statistic), log10_p(statistic + 600)
+  assert math.isfinite(above)
+  # The density falls by exp(-1/2) per unit, times a power of the statistic.
+  power = (df / 2 - 1) * math.log10(1 + 600 / statistic)
+  assert above == pytest.approx(below - 300 / math.log(10) + power, abs=0.2)
+
+
 def test_picture(tmp_path):
   pytest.importorskip('matplotlib', reason='the picture needs matplotlib')
   assert report.picture(made(), tmp_path / 'exactness.png')

@@ -1,6 +1,6 @@
 """One page of evidence that the shipped loop is exact, and that a bug would show.
 
-  python -m specjax.testing.report                     about a minute
+  python -m specjax.testing.report                     one or two minutes
   python -m specjax.testing.report --nightly           4.5e6 samples for each rule
   python -m specjax.testing.report --output FOLDER     exactness.json, exactness.png
 
@@ -210,11 +210,11 @@ def _mutants_and_loops(axes, report) -> None:
     axes.plot(strength, -place, marker, color=colour, fillstyle=fill, markersize=5)
   axes.set_yticks([-i for i in range(len(rows))], [row[0] for row in rows], fontsize=7)
   axes.axvline(6, color='black', linewidth=0.8)
-  axes.text(6, 1.0, ' level 1e-6', fontsize=7)
+  axes.text(6, 1.0, ' level 1e-6; hollow: shown by enumeration', fontsize=7)
   axes.set(
     xscale='log',
     xlabel='-log10 p on a sample',
-    title='Faults (red; hollow: by enumeration) and the shipped loop (blue)',
+    title='Faults (red) and the shipped loop (blue)',
     ylim=(-len(rows), 2),
   )
   axes.grid(axis='y', linewidth=0.2)

@@ -62,10 +62,14 @@ from specjax.core.types import (
 from specjax.core.verify import Verifier
 from specjax.core.warp import Warp
 
+BlockKeysOf = Callable[..., rng.BlockKeys]
+
 START_ID = 0  # T5 starts its decoder with the pad id.
 PAD_ID = 0
 
-_STATIC = ('target', 'drafter', 'verifier', 'warp', 'max_len', 'eos_id', 'while_loop')
+_STATIC_STEP = (
+  'target', 'drafter', 'verifier', 'warp', 'max_len', 'eos_id', 'block_keys'
+)  # fmt: skip
 
 
 class Source(enum.IntEnum):
@@ -132,9 +136,10 @@ def step(
   warp: Warp,
   max_len: int,
   eos_id: int,
+  block_keys: BlockKeysOf = rng.block_keys,
 ) -> DecodeState:
   """One round: draft G tokens, verify them in one target pass, commit."""
-  keys = rng.block_keys(row_key_B, state.length_B)
+  keys = block_keys(row_key_B, state.length_B)
   history = History(state.tokens_BS, state.length_B, sampling)
   with jax.named_scope('draft'):
     draft, draft_state = drafter.propose(
@@ -246,7 +251,7 @@ def commit(
   )
 
 
-@functools.partial(jax.jit, static_argnames=_STATIC)
+@functools.partial(jax.jit, static_argnames=(*_STATIC_STEP, 'while_loop'))
 def decode(
   params: Params,
   inputs_BE: shapes.Tokens_BE,
@@ -259,6 +264,7 @@ def decode(
   warp: Warp,
   max_len: int,
   eos_id: int,
+  block_keys: BlockKeysOf = rng.block_keys,
   while_loop: Callable = jax.lax.while_loop,
 ) -> DecodeState:
   """Decodes every row; the output law is exactly the warped target's.
@@ -277,6 +283,8 @@ def decode(
     warp: `warp.make_warp(...)`; the target's logits -> log-law.
     max_len: most tokens per row, the start token included.
     eos_id: ends a row; -1 for none.
+    block_keys: `(row_key_B, length_B) -> BlockKeys`, the streams of a round;
+      `coupling` passes others.
     while_loop: `lax.while_loop`, or a Python loop (then call
       `decode.__wrapped__`, which is not jitted).
 
@@ -306,15 +314,14 @@ def decode(
       warp=warp,
       max_len=max_len,
       eos_id=eos_id,
+      block_keys=block_keys,
     )
 
   return while_loop(lambda state: ~jnp.all(state.done_B), body, state)
 
 
 _start = jax.jit(start, static_argnames=('target', 'drafter', 'max_len'))
-_step = jax.jit(
-  step, static_argnames=('target', 'drafter', 'verifier', 'warp', 'max_len', 'eos_id')
-)
+_step = jax.jit(step, static_argnames=_STATIC_STEP)
 
 
 def stream(
@@ -329,6 +336,7 @@ def stream(
   warp: Warp,
   max_len: int,
   eos_id: int,
+  block_keys: BlockKeysOf = rng.block_keys,
 ) -> Iterator[DecodeState]:
   """Yields the state after each round: the very step that `decode` loops over.
 
@@ -350,5 +358,6 @@ def stream(
       warp=warp,
       max_len=max_len,
       eos_id=eos_id,
+      block_keys=block_keys,
     )
     yield state

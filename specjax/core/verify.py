@@ -145,6 +145,7 @@ def verify(
   resample_key_B: shapes.RowKeys,
   draft: Draft,
   logp_BG1V: shapes.LogLaw_BG1V,
+  draw: Callable[..., shapes.Int_B] = rng.categorical,
 ) -> Verdict:
   """Decides with the given coins: position i succeeds iff coin < prob (strict).
 
@@ -154,10 +155,11 @@ def verify(
     resample_key_B: the key is consumed by the draw of the next token.
     draft: the proposal.
     logp_BG1V: float32 [B, G + 1, V]; the warped target's log-laws.
+    draw: `(resample_key_B, log-weights [B, V]) -> token_B`; tests pass quadrature.
   """
   num_draft = coin_BG.shape[1]
   if num_draft == 0:  # plain decoding: every token is a bonus token
-    next_token_B = rng.categorical(resample_key_B, logp_BG1V[:, 0])
+    next_token_B = draw(resample_key_B, logp_BG1V[:, 0])
     return Verdict(jnp.zeros_like(next_token_B), next_token_B)
   acceptance = rule.acceptance(logp_BG1V, draft)
   num_B = count_accepted(rule, coin_BG < acceptance.prob_BG).astype(jnp.int32)
@@ -166,7 +168,7 @@ def verify(
   logq_BV = _row(draft.logq_BGV, jnp.minimum(num_B, num_draft - 1))
   weight_B = _row(acceptance.weight_BG1[..., None], num_B)[:, 0]
   weights_BV = _next_weights(logp_BV, logq_BV, weight_B, bonus_B)
-  return Verdict(num_B, rng.categorical(resample_key_B, jnp.log(weights_BV)))
+  return Verdict(num_B, draw(resample_key_B, jnp.log(weights_BV)))
 
 
 def _row(x_BGX, index_B):

@@ -14,9 +14,20 @@ from specjax import shapes
 from specjax.core import rng, types
 
 
+def split_keys(key_B, length_B, num_draft: int):
+  """The keys of a round's draws, [B, G]; `length_B` is not needed."""
+  del length_B
+  return jax.vmap(lambda key: jax.random.split(key, num_draft))(key_B)
+
+
 @functools.cache
 def model_draft(
-  model: types.Model, warp: Callable[..., shapes.Logits_BTV], num_draft: int
+  model: types.Model,
+  warp: Callable[..., shapes.Logits_BTV],
+  num_draft: int,
+  *,
+  keys: Callable = split_keys,
+  draw: Callable = rng.categorical,
 ) -> types.Drafter:
   """A drafter that samples from `model`, one compiled scan per round.
 
@@ -44,6 +55,8 @@ def model_draft(
       Another one (a draft temperature, say) changes the acceptance rate but
       never the law of the output.
     num_draft: G >= 1.
+    keys: `(key_B, length_B, G) -> key_BG`, the keys of a round's draws.
+    draw: `(key_B, logq_BV) -> token_B`; must draw from just that law.
 
   Returns:
     A `Drafter` whose state is the draft model's cache.
@@ -62,12 +75,12 @@ def model_draft(
 
   def propose(params, cache, key_B, history):
     length_B = history.length_B
-    key_BG = jax.vmap(lambda key: jax.random.split(key, num_draft))(key_B)
+    key_BG = keys(key_B, length_B, num_draft)
 
-    def draw(logits_BV, i):
+    def propose_at(logits_BV, i):
       slot_B1 = length_B[:, None] + i
       logq_BV = warp(logits_BV[:, None], history.sampling, slot_B1)[:, 0]
-      return rng.categorical(key_BG[:, i], logq_BV), logq_BV
+      return draw(key_BG[:, i], logq_BV), logq_BV
 
     # With one emitted token there is no second one to feed: the pending token
     # goes in twice, and call 2 or the next round overwrites the surplus slot.
@@ -77,7 +90,7 @@ def model_draft(
     output, cache = model.extend(params, cache, last_B2, start_B)
     has_two_B1 = (length_B > 1)[:, None]
     logits_BV = jnp.where(has_two_B1, output.logits_BTV[:, 1], output.logits_BTV[:, 0])
-    token_B, logq_BV = draw(logits_BV, 0)
+    token_B, logq_BV = propose_at(logits_BV, 0)
 
     # Laws are written into the carry, row by row, where stacking them along a
     # leading axis would cost a transposed copy of [B, G, V] every round.
@@ -86,7 +99,7 @@ def model_draft(
     def step(carry, i):
       cache, token_B, tokens_BG, logq_BGV = carry
       output, cache = model.extend(params, cache, token_B[:, None], length_B + i - 1)
-      token_B, logq_BV = draw(output.logits_BTV[:, 0], i)
+      token_B, logq_BV = propose_at(output.logits_BTV[:, 0], i)
       tokens_BG, logq_BGV = write(tokens_BG, token_B, i), write(logq_BGV, logq_BV, i)
       return (cache, token_B, tokens_BG, logq_BGV), None
 

@@ -64,6 +64,7 @@ def loop_law(
   eos_id: int | None = None,
   count: Callable[[tuple[int, ...]], int] | None = None,
   order: int | None = None,
+  drawn: Conditional | None = None,
 ) -> Law:
   """The law of the speculative loop's output under a rule.
 
@@ -84,6 +85,8 @@ def loop_law(
       proposed, in [0, G]; None: always G.
     order: the laws depend on the last `order` tokens only, which saves work;
       None: on all.
+    drawn: the law that drafts are really drawn from, if `draft` is only what the
+      drafter says: the fault that biases without a trace.
 
   Returns:
     Output -> probability, for outputs of nonzero probability.
@@ -92,9 +95,24 @@ def loop_law(
     ValueError: a law has another shape or is not a probability law, a count is
       out of range, or the rule's laws do not sum to 1.
   """
-  round_law = functools.cache(
-    functools.partial(_round_law, rule, target, draft, vocab_size, num_draft)
-  )
+
+  @functools.cache
+  def round_law(context, num_proposed):
+    return _round_law(
+      rule, target, draft, drawn or draft, vocab_size, num_draft, num_proposed, context
+    )
+
+  @functools.cache
+  def cut_law(context, num_proposed, room):
+    """A round's blocks, cut at EOS and at the budget, so that equals merge early."""
+    merged: Law = {}
+    for block, mass in round_law(context, num_proposed).items():
+      if eos_id in block:
+        block = block[: block.index(eos_id) + 1]
+      block = block[:room]
+      merged[block] = merged.get(block, 0.0) + mass
+    return merged
+
   done: Law = {}
   # Rounds emit at least one token, so all mass of a prefix has arrived when the
   # shorter ones are done.
@@ -104,10 +122,9 @@ def loop_law(
     for prefix, mass in live[length].items():
       num_proposed = num_draft if count is None else int(count(prefix))
       context = prefix if order is None else prefix[max(length - order, 0) :]
-      for block, probability in round_law(num_proposed, context).items():
-        if eos_id in block:
-          block = block[: block.index(eos_id) + 1]
-        output = (*prefix, *block)[:num_tokens]
+      room = min(num_tokens - length, num_draft + 1)
+      for block, probability in cut_law(context, num_proposed, room).items():
+        output = (*prefix, *block)
         ended = len(output) == num_tokens or output[-1] == eos_id
         into = done if ended else live[len(output)]
         into[output] = into.get(output, 0.0) + mass * probability
@@ -133,7 +150,7 @@ def block_law(
   Arguments and errors are those of `loop_law`.
   """
   return _round_law(
-    rule, target, draft, vocab_size, num_draft, num_draft, tuple(prefix)
+    rule, target, draft, draft, vocab_size, num_draft, num_draft, tuple(prefix)
   )
 
 
@@ -143,9 +160,11 @@ def max_difference(law: Law, other: Law) -> float:
   return max(abs(law.get(y, 0.0) - other.get(y, 0.0)) for y in outputs)
 
 
-def _round_law(rule, target, draft, vocab_size, num_draft, num_proposed, prefix) -> Law:
+def _round_law(
+  rule, target, draft, drawn, vocab_size, num_draft, num_proposed, prefix
+) -> Law:
   tokens_BG, logq_BGV, logp_BG1V, mass_B = _all_drafts(
-    target, draft, vocab_size, num_draft, prefix
+    target, draft, drawn, vocab_size, num_draft, prefix
   )
   if not 0 <= num_proposed <= num_draft:
     raise ValueError(f'count: {num_proposed} after {prefix}: not in [0, {num_draft}]')
@@ -179,12 +198,13 @@ def _verify_law(rule, logp_BG1V, proposal):
   return verify.verify_law(rule, logp_BG1V, proposal)
 
 
-def _all_drafts(target, draft, vocab_size, num_draft, prefix):
+def _all_drafts(target, draft, drawn, vocab_size, num_draft, prefix):
   """All V^G drafts in lexicographic order, their laws and probabilities."""
   shape_B = (vocab_size,) * num_draft
   tokens_BG = np.array(list(np.ndindex(*shape_B)), np.int32).reshape(-1, num_draft)
   q_BGV = np.zeros((*shape_B, num_draft, vocab_size))
   p_BG1V = np.zeros((*shape_B, num_draft + 1, vocab_size))
+  drawn_BGV = np.zeros_like(q_BGV)
   for i in range(num_draft + 1):
     for head in itertools.product(range(vocab_size), repeat=i):
       context = (*prefix, *head)
@@ -192,14 +212,16 @@ def _all_drafts(target, draft, vocab_size, num_draft, prefix):
       p_BG1V[here] = _checked_law('target', target(context), vocab_size, context)
       if i < num_draft:
         q_BGV[here] = _checked_law('draft', draft(context), vocab_size, context)
+        drawn_BGV[here] = _checked_law('drawn', drawn(context), vocab_size, context)
   q_BGV = q_BGV.reshape(-1, num_draft, vocab_size)
   p_BG1V = p_BG1V.reshape(-1, num_draft + 1, vocab_size)
-  q_BG = np.take_along_axis(q_BGV, tokens_BG[..., None], axis=-1)[..., 0]
+  drawn_BGV = drawn_BGV.reshape(q_BGV.shape)
+  drawn_BG = np.take_along_axis(drawn_BGV, tokens_BG[..., None], axis=-1)[..., 0]
   # A draft that can not be drawn carries no mass but may make the rule's
   # arithmetic undefined; the laws of its first id of nonzero q stand in for it.
-  drawn_BG = np.where(q_BG > 0, tokens_BG, q_BGV.argmax(axis=-1))
+  tokens_BG = np.where(drawn_BG > 0, tokens_BG, q_BGV.argmax(axis=-1))
   with np.errstate(divide='ignore'):
-    return drawn_BG, np.log(q_BGV), np.log(p_BG1V), q_BG.prod(axis=1)
+    return tokens_BG, np.log(q_BGV), np.log(p_BG1V), drawn_BG.prod(axis=1)
 
 
 def _checked_law(name, law_V, vocab_size, context) -> np.ndarray:

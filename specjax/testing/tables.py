@@ -47,7 +47,11 @@ def random_pair(
 
 
 def conditional(
-  logits_CV: np.ndarray, order: int = 1, temperature: float = 1.0
+  logits_CV: np.ndarray,
+  order: int = 1,
+  temperature: float = 1.0,
+  top_k: int = 0,
+  top_p: float = 1.0,
 ) -> Callable[[tuple[int, ...]], np.ndarray]:
   """The law of a table as a function of the emitted tokens.
 
@@ -55,6 +59,8 @@ def conditional(
     logits_CV: [(V+1)^order, V], as for `models.table.table_model`.
     order: number of tokens that the law depends on.
     temperature: >= 0; 0 is the point mass on the first largest logit.
+    top_k: keeps the k likeliest ids, and ties; 0: all.
+    top_p: keeps the smallest set of likeliest ids of that mass; 1: all.
 
   Returns:
     Emitted tokens (a tuple) -> float64 law of the next token, [V].
@@ -67,6 +73,7 @@ def conditional(
     top_C1 = logits_CV.max(axis=1, keepdims=True)
     law_CV = np.exp((logits_CV - top_C1) / temperature)
     law_CV /= law_CV.sum(axis=1, keepdims=True)
+  law_CV = np.array([_filtered(law_V, top_k, top_p) for law_V in law_CV])
 
   def law(prefix: tuple[int, ...]) -> np.ndarray:
     recent = ([vocab_size] * order + list(prefix))[len(prefix) :]
@@ -74,3 +81,16 @@ def conditional(
     return law_CV[code]
 
   return law
+
+
+def _filtered(law_V, top_k, top_p):
+  """Sorted and cut by hand, where `core.warp` bisects."""
+  if top_k:
+    law_V = np.where(law_V >= np.sort(law_V)[-top_k], law_V, 0.0)
+    law_V /= law_V.sum()
+  if top_p < 1:
+    falling_V = np.sort(law_V)[::-1]
+    kept = int(np.searchsorted(np.cumsum(falling_V), top_p)) + 1
+    law_V = np.where(law_V >= falling_V[kept - 1], law_V, 0.0)
+    law_V /= law_V.sum()
+  return law_V

@@ -52,6 +52,7 @@ def sample(setup, params, *, num_tokens, eos_id=-1, decode=loop.decode, **fields
     target=setup.target,
     drafter=setup.drafter,
     verifier=setup.verifier,
+    block_keys=setup.block_keys,
     warp=WARP,
     max_len=num_tokens + 1,
     eos_id=eos_id,
@@ -184,7 +185,7 @@ def mutant_p_values(state, eos_id=None):
 
 def only_verifier(mutant):
   setup = mutant.mutate(CLEAN)
-  return not mutant.patches and setup[:2] == CLEAN[:2]
+  return not mutant.patches and setup == CLEAN._replace(verifier=setup.verifier)
 
 
 VERIFIER_MUTANTS = [m for m in mutants.MUTANTS if only_verifier(m)]

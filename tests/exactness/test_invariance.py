@@ -83,6 +83,22 @@ def test_a_row_does_not_depend_on_its_place(whole):
   assert_same_rows(decode(rows), rows, whole)
 
 
+@pytest.mark.parametrize('num_devices', [2, 4])
+def test_a_row_does_not_depend_on_the_number_of_devices(num_devices, whole):
+  """Rows spread over devices: the draws are partitionable, the reductions local."""
+  devices = np.array(jax.devices()[:num_devices])
+  assert len(devices) == num_devices
+  mesh = jax.sharding.Mesh(devices, ('data',))
+  spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
+  everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+  params, *by_row = arguments(range(NUM_ROWS))
+  state = loop.decode(
+    jax.device_put(params, everywhere), *jax.device_put(by_row, spread), **STATIC
+  )
+  assert len(state.tokens_BS.sharding.device_set) == num_devices
+  assert_same_rows(state, range(NUM_ROWS), whole)
+
+
 def test_the_loop_without_jit_gives_the_same(whole):
   rows = [8]  # no filters, whose bisection is slow step by step
   with jax.disable_jit():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specjax.testing.chi_square import assert_law, chi_square, count_outputs
+from specjax.testing.chi_square import assert_law, chi_square, count_outputs, g_test
 
 LAW = np.array([0.4, 0.3, 0.2, 0.1])
 
@@ -24,6 +24,23 @@ def test_p_values_are_uniform_under_the_law():
   rng = np.random.default_rng(0)
   p_values = [chi_square(rng.multinomial(5000, LAW), LAW).p_value for _ in range(2000)]
   assert stats.kstest(p_values, 'uniform').pvalue > 1e-6
+
+
+def test_g_test_agrees_with_scipy_and_has_its_level():
+  counts = np.array([48, 30, 15, 7])
+  result, expected = (
+    g_test(counts, LAW),
+    stats.power_divergence(counts, LAW * 100, 0, 0, 0),
+  )
+  assert result.statistic == pytest.approx(expected.statistic)
+  assert result.p_value == pytest.approx(expected.pvalue)
+  rng = np.random.default_rng(0)
+  p_values = [g_test(rng.multinomial(5000, LAW), LAW).p_value for _ in range(2000)]
+  assert stats.kstest(p_values, 'uniform').pvalue > 1e-6
+  assert g_test([50_000, 0, 0, 50_000], [0.5, 0, 0, 0.5]).p_value == 1.0
+  assert g_test([50_000, 1, 0, 50_000], [0.5, 0, 0, 0.5]).p_value == 0.0
+  with pytest.raises(ValueError, match='no samples'):
+    g_test([0, 0], [0.5, 0.5])
 
 
 def test_detects_another_law():

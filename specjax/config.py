@@ -17,6 +17,7 @@ import tyro
 
 METHODS = ('draft_model', 'ngram', 'table', 'none')
 RULES = ('token', 'block')
+COUPLINGS = ('none', 'gumbel')
 DTYPES = ('float32', 'bfloat16')
 _MAX_SEED = 2**32
 
@@ -104,9 +105,12 @@ class SpeculationConfig:
   """Longest n-gram that prompt lookup matches."""
   prompt_lookup_min: Annotated[int, _alias('INT')] = 1
   """Shortest n-gram that prompt lookup matches."""
+  coupling: Literal['none', 'gumbel'] = 'none'
+  """gumbel: noise shared by slot; sampled text equals plain decoding's (debugging)."""
 
   def __post_init__(self):
     check_choice('method', self.method, METHODS)
+    check_choice('coupling', self.coupling, COUPLINGS)
     check_choice('rejection_sample_method', self.rejection_sample_method, RULES)
     gamma = self.num_speculative_tokens
     if not _is_int(gamma) or gamma < 1:

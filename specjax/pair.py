@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from specjax import drafters
 from specjax.config import SamplingConfig, SpeculationConfig, check_budget
-from specjax.core import autoregressive, loop
+from specjax.core import autoregressive, coupling, loop, rng
 from specjax.core.types import DecodeState, Drafter, Model, Params
 from specjax.core.verify import block_verifier, token_verifier
 from specjax.core.warp import make_warp
@@ -142,10 +142,18 @@ class Pair:
     params, drafter = self._drafter(speculation, warp)
     if drafter.num_draft:
       check_budget(drafter.num_draft, max_new_tokens)
+    verifier, block_keys = (
+      _VERIFIERS[speculation.rejection_sample_method],
+      rng.block_keys,
+    )
+    if speculation.coupling == 'gumbel' and drafter.num_draft:
+      verifier = coupling.gumbel_verifier
+      block_keys = coupling.slot_block_keys(drafter.num_draft)
     return params, {
       'target': self.target,
       'drafter': drafter,
-      'verifier': _VERIFIERS[speculation.rejection_sample_method],
+      'verifier': verifier,
+      'block_keys': block_keys,
       'warp': warp,
       'max_len': max_length(max_new_tokens),
       'eos_id': self.eos_id,
@@ -171,7 +179,9 @@ class Pair:
         f"method: 'draft_model', but {self.name} has no draft; name one with "
         '--draft_model, or use --method ngram'
       )
-    return self.params, drafters.model_draft(self.draft, warp, num_draft)
+    is_coupled = speculation.coupling == 'gumbel'
+    keys = {'keys': coupling.slot_keys} if is_coupled else {}
+    return self.params, drafters.model_draft(self.draft, warp, num_draft, **keys)
 
   @functools.cached_property
   def table(self) -> jax.Array:
@@ -204,6 +214,7 @@ class Pair:
     rejection_sample_method: str = 'token',
     prompt_lookup_max: int = 3,
     prompt_lookup_min: int = 1,
+    coupling: str = 'none',
     num_draft_cap: int | Sequence[int] | None = None,
     batch_size: int = 8,
     truncate: bool = False,
@@ -218,6 +229,7 @@ class Pair:
       rejection_sample_method,  # type: ignore[arg-type]
       prompt_lookup_max,
       prompt_lookup_min,
+      coupling,  # type: ignore[arg-type]
     )
     if batch_size < 1:
       raise ValueError(f'batch_size: {batch_size}; give 1 or more')
@@ -271,6 +283,8 @@ class Pair:
         method: 'draft_model', 'ngram' (prompt lookup), 'table' or 'none'.
         rejection_sample_method: 'token' or 'block'.
         prompt_lookup_max, prompt_lookup_min: n-gram lengths of 'ngram'.
+        coupling: 'gumbel' draws both models' tokens with shared noise: sampled text
+          equals method 'none''s for the same seed, for fewer accepted drafts.
         num_draft_cap: most drafted tokens a round, for all texts or per text;
           unlike `num_draft` it compiles nothing.
         batch_size: most texts decoded together; default 8.
@@ -299,6 +313,7 @@ class Pair:
     rejection_sample_method: str = 'token',
     prompt_lookup_max: int = 3,
     prompt_lookup_min: int = 1,
+    coupling: str = 'none',
     truncate: bool = False,
     index: int = 0,
   ) -> Iterator[Chunk]:
@@ -312,6 +327,7 @@ class Pair:
       rejection_sample_method: 'token' or 'block'.
       prompt_lookup_max: longest n-gram of 'ngram'.
       prompt_lookup_min: shortest.
+      coupling: 'none' or 'gumbel', as for `generate`.
       truncate: cut a source longer than `max_source`.
       index: number of the text: with it, the stream equals `generate`'s result
         for the text of that number.
@@ -328,6 +344,7 @@ class Pair:
       rejection_sample_method,  # type: ignore[arg-type]
       prompt_lookup_max,
       prompt_lookup_min,
+      coupling,  # type: ignore[arg-type]
     )
     params, static = self.decoder(
       speculation,

@@ -408,3 +408,21 @@ def test_the_public_names():
   assert set(specjax.__all__) <= set(dir(specjax))
   with pytest.raises(AttributeError, match='no attribute'):
     specjax.nothing  # noqa: B018
+
+
+def test_shared_noise_gives_plain_decodings_samples():
+  """At temperature 1, and drafts are accepted; noise of their own gives other texts."""
+  embedded = load_pair()
+  texts = ['fix: Selecct the formatting style.', 'ende: Click the icon to open it.']
+  sampling = SamplingConfig(temperature=1.0, max_new_tokens=16, seed=3)
+
+  def ids(**options):
+    results = embedded.generate(texts, sampling=sampling, num_draft=3, **options)
+    return [each.ids for each in results], sum(each.num_accepted for each in results)
+
+  plain, _ = ids(method='none')
+  for method in ('draft_model', 'ngram'):
+    coupled, num_accepted = ids(method=method, coupling='gumbel')
+    assert coupled == plain
+    assert num_accepted > 0
+  assert ids(method='draft_model')[0] != plain

@@ -113,6 +113,7 @@ class Demonstration:
       self.config.speculation.rejection_sample_method,
       self.config.speculation.prompt_lookup_max,
       self.config.speculation.prompt_lookup_min,
+      self.config.speculation.coupling,
     )
     sampling = self.config.sampling
     return Program(

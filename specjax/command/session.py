@@ -47,6 +47,7 @@ def decoding_options(config: RunConfig, method: str | None = None) -> dict[str, 
     'rejection_sample_method': speculation.rejection_sample_method,
     'prompt_lookup_max': speculation.prompt_lookup_max,
     'prompt_lookup_min': speculation.prompt_lookup_min,
+    'coupling': speculation.coupling,
     'batch_size': config.io.batch_size,
     'truncate': config.io.truncate,
   }
@@ -170,9 +171,9 @@ class Session:
       yield lambda count: bar.advance(task, count)
 
   def _compares(self) -> bool:
-    is_greedy = self.config.sampling.temperature == 0
-    speculates = self.config.speculation.method != 'none'
-    return self.config.io.compare and is_greedy and speculates
+    speculation = self.config.speculation
+    same_text = self.config.sampling.temperature == 0 or speculation.coupling != 'none'
+    return self.config.io.compare and same_text and speculation.method != 'none'
 
   def _compare(self) -> int:
     plain_options = decoding_options(self.config, 'none')

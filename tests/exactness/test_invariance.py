@@ -14,7 +14,7 @@ from specjax.testing.loops import python_while_loop
 VOCAB_SIZE = 4
 EOS = 3
 MAX_LEN = 10
-NUM_ROWS = 12
+NUM_ROWS = 16
 WARP = warp.make_warp(eos_id=EOS)
 MODEL = table_model(VOCAB_SIZE, 2)
 DRAFTER = model_draft(MODEL, WARP, 3)
@@ -83,7 +83,7 @@ def test_a_row_does_not_depend_on_its_place(whole):
   assert_same_rows(decode(rows), rows, whole)
 
 
-@pytest.mark.parametrize('num_devices', [2, 4])
+@pytest.mark.parametrize('num_devices', [2, 4, 8])
 def test_a_row_does_not_depend_on_the_number_of_devices(num_devices, whole):
   """Rows spread over devices: the draws are partitionable, the reductions local."""
   devices = np.array(jax.devices()[:num_devices])

@@ -251,7 +251,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   if picture(report, path):
     console.print(f'written: {path}')
   else:
-    console.print("no picture: pip install 'specjax[plots]' for matplotlib")
+    message = "no picture: pip install 'specjax[plots]' for matplotlib"
+    console.print(message, markup=False)
   return 0 if report.passed else 1
 
 

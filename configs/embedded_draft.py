@@ -4,7 +4,7 @@ A step of it costs a fraction of the target's; the encoder, which runs once per
 source, has more layers. Distilled from the target's own answers.
 
   python -m specjax.train.distill --config configs/embedded_draft.py \
-      --target specjax/assets/target.safetensors --folder /tmp/embedded_draft
+      --target specjax/assets/target.safetensors --folder runs/embedded_draft
 """
 
 from specjax.models.t5 import T5Config

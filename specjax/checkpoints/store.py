@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import flax.traverse_util
-import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import safetensors
 import safetensors.numpy
 
+from specjax.checkpoints.leaves import check_finite, check_shapes
 from specjax.models import t5
 
 FORMAT = 'specjax.t5.1'
@@ -122,16 +122,6 @@ def load(path: str | Path, *, dtype: str = 'float32') -> Checkpoint:
   return Checkpoint(config, params, notes)
 
 
-def expected_shapes(config: t5.T5Config) -> dict[str, tuple[int, ...]]:
-  """Parameter names joined by '/' and their shapes; computes nothing."""
-  tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-  variables = jax.eval_shape(
-    t5.Transformer(config).init, jax.random.key(0), tokens, tokens
-  )
-  leaves = flax.traverse_util.flatten_dict(variables['params'], sep='/')
-  return {name: tuple(leaf.shape) for name, leaf in leaves.items()}
-
-
 def write_atomically(path: Path, data: bytes) -> None:
   """Writes a file beside its place, then renames it.
 
@@ -180,24 +170,9 @@ def _parse(path: Path, data: bytes) -> tuple[dict[str, str], dict[str, np.ndarra
 def _check_leaves(
   path: Path, leaves: Mapping[str, np.ndarray], config: t5.T5Config
 ) -> None:
-  shapes = expected_shapes(config)
-  remedy = 'the weights and their configuration do not belong together'
-  for name, shape in shapes.items():
-    if name not in leaves:
-      raise ValueError(f'weights: {path} lacks {name} {shape}; {remedy}')
-    if leaves[name].shape != shape:
-      raise ValueError(
-        f'weights: {path}: {name} has shape {leaves[name].shape}, expected {shape}; '
-        f'{remedy}'
-      )
+  check_shapes(path, {name: leaf.shape for name, leaf in leaves.items()}, config)
   for name, leaf in leaves.items():
-    if name not in shapes:
-      raise ValueError(f'weights: {path} has a surplus tensor {name}; {remedy}')
-    if not np.isfinite(leaf.astype(np.float32)).all():
-      raise ValueError(
-        f'weights: {path}: {name} has values that are not finite; train or export '
-        'the weights again'
-      )
+    check_finite(f'{path}: {name}', leaf)
 
 
 def _digest(leaves: Mapping[str, np.ndarray]) -> str:

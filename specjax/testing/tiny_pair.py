@@ -29,7 +29,7 @@ def blank_t5(num_logits: int) -> TinyT5:
     num_decoder_layers=1,
   )
   params = flax.traverse_util.unflatten_dict(
-    {name: np.zeros(shape) for name, shape in store.expected_shapes(config).items()},
+    {name: np.zeros(shape) for name, shape in leaves.expected_shapes(config).items()},
     sep='/',
   )
   return TinyT5(config, params, t5_model(config), t5_model(config))

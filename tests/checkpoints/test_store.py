@@ -82,7 +82,7 @@ def test_paths(path, tmp_path, monkeypatch, spelling):
 
 
 def test_expected_shapes_are_t5xs_names(params):
-  shapes = store.expected_shapes(CONFIG)
+  shapes = leaves.expected_shapes(CONFIG)
   leaves = flax.traverse_util.flatten_dict(dict(params), sep='/')
   assert shapes == {name: leaf.shape for name, leaf in leaves.items()}
   assert shapes[NAME] == (16, 8)

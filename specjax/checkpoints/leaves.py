@@ -6,6 +6,7 @@ puts each device's block on it, so that a host never holds more than one leaf's
 blocks beside what its devices hold.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -121,21 +122,24 @@ def restore(
       names the parameter.
   """
   default = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-  params = {}
-  for name, leaf in weights.leaves.items():
-
-    def block(index: Index, name=name, leaf=leaf) -> np.ndarray:
-      bounds = tuple(
-        slice(*each.indices(size)[:2])
-        for each, size in zip(index, leaf.shape, strict=True)
-      )
-      values = leaf.read(bounds)
-      check_finite(name, values)
-      return values.astype(jnp.dtype(dtype))
-
-    sharding = default if shardings is None else shardings[name]
-    params[name] = jax.make_array_from_callback(leaf.shape, sharding, block)
+  params = {
+    name: jax.make_array_from_callback(
+      leaf.shape,
+      default if shardings is None else shardings[name],
+      functools.partial(_read_block, name, leaf, jnp.dtype(dtype)),
+    )
+    for name, leaf in weights.leaves.items()
+  }
   return flax.traverse_util.unflatten_dict(params, sep='/')
+
+
+def _read_block(name: str, leaf: Leaf, dtype: np.dtype, index: Any) -> np.ndarray:
+  bounds = tuple(
+    slice(*each.indices(size)[:2]) for each, size in zip(index, leaf.shape, strict=True)
+  )
+  values = leaf.read(bounds)
+  check_finite(name, values)
+  return values.astype(dtype)
 
 
 def check_finite(name: str, values: np.ndarray) -> None:

@@ -118,10 +118,15 @@ def _log_law(x_BTV, sampling: Sampling):
     top_BT1 = jnp.max(x_BTV, axis=-1, keepdims=True)
     z_BTV = (x_BTV - top_BT1) / temperature_B[:, None, None]
     z_BTV = jnp.where(x_BTV == top_BT1, jnp.float32(0), z_BTV)
-    filtered = jnp.any((sampling.top_k_B > 0) | (sampling.top_p_B < 1))
+    # Real branches again: a filter that no row uses costs nothing.
     z_BTV = jax.lax.cond(
-      filtered,
-      lambda: _keep_top_p(_keep_top_k(z_BTV, sampling.top_k_B), sampling.top_p_B),
+      jnp.any(sampling.top_k_B > 0),
+      lambda: _keep_top_k(z_BTV, sampling.top_k_B),
+      lambda: z_BTV,
+    )
+    z_BTV = jax.lax.cond(
+      jnp.any(sampling.top_p_B < 1),
+      lambda: _keep_top_p(z_BTV, sampling.top_p_B),
       lambda: z_BTV,
     )
     logp_BTV = jax.nn.log_softmax(z_BTV, axis=-1)

@@ -10,6 +10,7 @@ What a new drafter, rule or model is held against:
   drafters       drafters that try to break the loop
   mutants        known faults, which a suite that proves anything must detect
   report         `python -m specjax.testing.report`: all of this on one page
+  toy            the compiled loop on tables, with its law
   loops          `while_loop` in Python, to run the loop without compiling
   tiny_t5        random T5s of a few thousand parameters
 """

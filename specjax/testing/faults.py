@@ -208,6 +208,21 @@ def last_slot_not_kept(extend, params, cache, tokens_BT, start_B):
   return output, cache
 
 
+def last_draft_not_fed(extend, params, cache, tokens_BT, start_B):
+  """For a draft: the first call of a round feeds the last token only.
+
+  What was drawn last in a fully accepted round then never gets into the cache.
+  """
+  if tokens_BT.shape[1] != 2:
+    return extend(params, cache, tokens_BT, start_B)
+  # The first token goes where the second one overwrites it, but for the start token.
+  first_B = jnp.where(start_B == 0, 0, start_B + 1)
+  first, cache = extend(params, cache, tokens_BT[:, :1], first_B)
+  second, cache = extend(params, cache, tokens_BT[:, 1:], start_B + 1)
+  both = jax.tree.map(lambda *two: jnp.concatenate(two, axis=1), first, second)
+  return both, cache
+
+
 def rejected_slots_kept(extend, params, cache, tokens_BT, start_B):
   """For a table's cache: the pending token does not replace a rejected draft."""
   old_B1 = jnp.take_along_axis(cache.tokens_BS, start_B[:, None], axis=1)

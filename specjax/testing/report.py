@@ -18,6 +18,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console, Group
+from rich.progress import Progress, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -220,6 +221,16 @@ def _mutants_and_loops(axes, report) -> None:
   axes.grid(axis='y', linewidth=0.2)
 
 
+def _progress() -> Progress:
+  """A bar with the time left, from the mean pace so far; parts differ in pace."""
+  return Progress(
+    *Progress.get_default_columns(),
+    TimeElapsedColumn(),
+    console=Console(stderr=True),
+    speed_estimate_period=3600.0,
+  )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs everything, prints the page, writes the files; returns the exit code."""
   parser = argparse.ArgumentParser(
@@ -237,10 +248,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     size = Size(options.samples, options.samples, options.samples)
   from specjax.testing import suite  # JAX starts here, not for --help
 
-  console, notes = Console(width=max(Console().width, 100)), Console(stderr=True)
-  report = suite.run(
-    size.main, size.sweep, size.mutants, options.seed, lambda text: notes.print(text)
-  )
+  console = Console(width=max(Console().width, 100))
+  counts = (size.main, size.sweep, size.mutants)
+  with _progress() as progress:
+    task = progress.add_task('outputs', total=suite.num_outputs(*counts))
+    report = suite.run(
+      *counts,
+      options.seed,
+      say=progress.console.print,
+      drawn=lambda rows: progress.advance(task, rows),
+    )
   console.print(page(report))
   options.output.mkdir(parents=True, exist_ok=True)
   path = options.output / 'exactness.json'

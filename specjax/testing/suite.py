@@ -1,15 +1,13 @@
 """What the report runs: enumerations, samples of the compiled loop, mutants.
 
-Everything works on one pair of random tables of order 2 over four ids, so that the
-law of whole outputs is known. Samples hold one output per row, rows are
-independent, and the level is 1e-6 per test.
+Everything works on the tables of `toy`, so that the law of whole outputs is known.
+Samples hold one output per row, rows are independent, and the level is 1e-6 per
+test.
 """
 
-import functools
-import inspect
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -17,25 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
-from specjax.core import loop, rng, types, verify, warp
-from specjax.drafters import model_draft
-from specjax.models.table import table_model
-from specjax.testing import enumerate_law, evidence, mutants, rational, tables
+from specjax.core import rng
+from specjax.testing import enumerate_law, evidence, mutants, rational, tables, toy
 from specjax.testing.chi_square import chi_square, count_outputs, g_test
+from specjax.testing.toy import EOS, NUM_DRAFT, NUM_TOKENS, ORDER, RULES, VOCAB_SIZE
 
 LEVEL = 1e-6
 TOLERANCE = 1e-12
-VOCAB_SIZE = 4
-ORDER = 2
-NUM_DRAFT = 2
-NUM_TOKENS = 4  # gamma + 2: the bonus token and the round after it
-EOS = 1
+CHUNK = 2**18  # rows of one call of the compiled loop
 GAMMAS = ((1, 4), (4, 6))  # of the configurations, with numbers of tokens
-WARP = warp.make_warp()
-RULES = {
-  'token': (rational.token_rule, verify.token_rule),
-  'block': (rational.block_rule, verify.block_rule),
-}
 FILTERS: dict[str, dict[str, Any]] = {
   'none': {},
   'top-k 3': {'top_k': 3},
@@ -115,93 +103,6 @@ class MutantResult(NamedTuple):
   why: str = ''
 
 
-@functools.cache
-def pair(seed: int = 9, agreement: float = 0.0):
-  """Log-probability tables of the target and of a draft unlike it."""
-  return tables.random_pair(seed, VOCAB_SIZE, ORDER, agreement=agreement)
-
-
-@functools.cache
-def clean(rule: str = 'token', num_draft: int = NUM_DRAFT) -> mutants.Setup:
-  """The shipped loop on tables."""
-  model = table_model(VOCAB_SIZE, ORDER)
-  verifier = verify.make_verifier(RULES[rule][1])
-  return mutants.Setup(model, model_draft(model, WARP, num_draft), verifier)
-
-
-def decode(setup, key_B, *, num_tokens=NUM_TOKENS, eos_id=-1, jit=True, **sampling):
-  """Runs the loop once over all rows."""
-  num_rows = key_B.shape[0]
-  return (loop.decode if jit else inspect.unwrap(loop.decode))(
-    types.Params(*map(jnp.asarray, pair())),
-    jnp.zeros((num_rows, 1), jnp.int32),
-    key_B,
-    warp.make_sampling(num_rows, **{'temperature': 1.0, **sampling}),
-    target=setup.target,
-    drafter=setup.drafter,
-    verifier=setup.verifier,
-    block_keys=setup.block_keys,
-    warp=WARP,
-    max_len=num_tokens + 1,
-    eos_id=eos_id,
-  )
-
-
-def keys(num_rows: int, seed: int):
-  """The rows' keys.
-
-  Raises:
-    ValueError: no rows.
-  """
-  if num_rows < 1:
-    raise ValueError(f'num_rows: {num_rows}; without samples nothing is tested')
-  return rng.row_keys(seed, jnp.arange(num_rows))
-
-
-def _options(**options) -> dict[str, Any]:
-  """All options that vary, so that every call has the same compiled program."""
-  options = {'temperature': 1.0, 'top_k': 0, 'top_p': 1.0, **options}
-  return {name: jnp.asarray(value) for name, value in options.items()}
-
-
-def switched(verifiers: tuple, num_draft: int = NUM_DRAFT):
-  """One compilation for several verifiers: `(index, key_B, num_tokens, ...)`."""
-
-  @functools.partial(jax.jit, static_argnames=('num_tokens',))
-  def run(index, key_B, sampling, num_tokens=NUM_TOKENS):
-    def verifier(*args):
-      return jax.lax.switch(index, list(verifiers), *args)
-
-    setup = clean(num_draft=num_draft)._replace(verifier=verifier)
-    return decode(setup, key_B, num_tokens=num_tokens, jit=False, **sampling)
-
-  return run
-
-
-@functools.cache
-def _rules_of(num_draft: int):
-  return switched(tuple(clean(rule, num_draft).verifier for rule in RULES), num_draft)
-
-
-@functools.cache
-def target_law(num_tokens=NUM_TOKENS, eos_id=None, **options):
-  p = tables.conditional(pair()[0], ORDER, **options)
-  return enumerate_law.target_law(p, VOCAB_SIZE, num_tokens, eos_id)
-
-
-@functools.cache
-def first_round_law(rule: str) -> np.ndarray:
-  """The law of the number of tokens of a round that begins an output."""
-  p, q = (tables.conditional(table, ORDER) for table in pair())
-  law = enumerate_law.block_law(
-    RULES[rule][1], p, q, vocab_size=VOCAB_SIZE, num_draft=NUM_DRAFT
-  )
-  law_K = np.zeros(NUM_DRAFT + 1)
-  for block, mass in law.items():
-    law_K[len(block) - 1] += mass
-  return law_K / law_K.sum()
-
-
 def log10_p(result) -> float:
   """log10 of a p-value that may be far below the smallest float."""
   if not np.isfinite(result.statistic):
@@ -256,40 +157,52 @@ def enumerations(num_drafts=(1, 2, 3, 4)) -> Iterator[Enumeration]:
       )
 
 
-def main_sample(rule: str, num_samples: int, seed: int, chunk: int = 2**18) -> Sample:
-  """The joint law of gamma + 2 tokens, and the number accepted, in chunks."""
+def main_sample(
+  rule: str, num_samples: int, seed: int, drawn: Callable = lambda rows: None
+) -> Sample:
+  """The joint law of gamma + 2 tokens, and the number accepted, in chunks.
+
+  Args:
+    rule: of `toy.RULES`.
+    num_samples: at least so many outputs; the last chunk is filled.
+    seed: of the outputs.
+    drawn: is told after each chunk how many outputs it had.
+
+  Raises:
+    ValueError: no samples.
+  """
   if num_samples < 1:
     raise ValueError(f'num_samples: {num_samples}; without samples nothing is tested')
-  law, peak = target_law(), -math.inf
+  law, peak = toy.target_law(), -math.inf
   counts_K, first_K = np.zeros(len(law) + 1), np.zeros(NUM_DRAFT + 1)
-  run, index = _rules_of(NUM_DRAFT), list(RULES).index(rule)
-  for number in range(math.ceil(num_samples / chunk)):
-    rows = min(chunk, num_samples)
-    example_B = jnp.arange(number * rows, (number + 1) * rows)
-    state = run(index, rng.row_keys(seed, example_B), _options())
+  run, index = toy.rules_of(NUM_DRAFT), list(RULES).index(rule)
+  for chunk in _chunks(num_samples):
+    state = run(index, rng.row_keys(seed, jnp.asarray(chunk)), toy.options())
     more_K, law_K = count_outputs(state.tokens_BS, state.length_B, law)
     counts_K = counts_K + more_K
-    first_K = first_K + first_round_counts(state)
+    first_K = first_K + toy.first_round_counts(state)
     peak = max(peak, evidence.log_e_value(counts_K, law_K / law_K.sum()))
-  rate = chi_square(first_K, first_round_law(rule)).p_value
+    drawn(len(chunk))
+  rate = chi_square(first_K, toy.first_round_law(rule)).p_value
   sample = judge(f'{rule}, gamma {NUM_DRAFT}', counts_K, law_K, rate)
   return sample._replace(log_e=peak)
 
 
-def first_round_counts(state) -> np.ndarray:
-  emitted_B = (np.asarray(state.trace.round_BS) == 1).sum(axis=1)
-  return np.bincount(emitted_B - 1, minlength=NUM_DRAFT + 1)
+def _chunks(num_samples: int) -> list[np.ndarray]:
+  """Example ids; chunks of one size, since another would be compiled anew."""
+  rows = min(CHUNK, num_samples)
+  return list(np.arange(math.ceil(num_samples / rows) * rows).reshape(-1, rows))
 
 
 def sweep(num_rows: int, seed: int) -> Iterator[Sample]:
   """24 configurations: two temperatures, three filters, gamma 1 and 4, both rules."""
-  key_B = keys(num_rows, seed)
+  key_B = toy.keys(num_rows, seed)
   for num_draft, num_tokens in GAMMAS:
-    run = _rules_of(num_draft)
+    run = toy.rules_of(num_draft)
     for temperature in (0.7, 1.0):
       for filter_name, options in FILTERS.items():
-        law = target_law(num_tokens, temperature=temperature, **options)
-        sampling = _options(temperature=temperature, **options)
+        law = toy.target_law(num_tokens, temperature=temperature, **options)
+        sampling = toy.options(temperature=temperature, **options)
         for index, rule in enumerate(RULES):
           state = run(index, key_B, sampling, num_tokens=num_tokens)
           counts_K, law_K = count_outputs(state.tokens_BS, state.length_B, law)
@@ -299,33 +212,33 @@ def sweep(num_rows: int, seed: int) -> Iterator[Sample]:
 
 def only_verifier(mutant: mutants.Mutant) -> bool:
   """Whether a mutant can share a compilation with others."""
-  setup = mutant.mutate(clean())
-  return not mutant.patches and setup == clean()._replace(verifier=setup.verifier)
+  setup = mutant.mutate(toy.clean())
+  return not mutant.patches and setup == toy.clean()._replace(verifier=setup.verifier)
 
 
 def sampled_mutants(num_rows: int, seed: int) -> Iterator[MutantResult]:
   """Every mutant in the compiled loop, the control last."""
-  key_B = keys(num_rows, seed)
+  key_B = toy.keys(num_rows, seed)
   listed = (*mutants.MUTANTS, *mutants.SLOW_MUTANTS, mutants.control)
   shared = [mutant for mutant in listed if only_verifier(mutant)]
-  run = switched(tuple(mutant.mutate(clean()).verifier for mutant in shared))
+  run = toy.switched(tuple(mutant.mutate(toy.clean()).verifier for mutant in shared))
   for mutant in listed:
     if mutant in shared:
-      state = run(shared.index(mutant), key_B, _options())
+      state = run(shared.index(mutant), key_B, toy.options())
     else:
-      with mutant.applied(clean()) as faulty:
-        state = decode(faulty, key_B, eos_id=EOS if mutant.needs_eos else -1)
+      with mutant.applied(toy.clean()) as faulty:
+        state = toy.decode(faulty, key_B, eos_id=EOS if mutant.needs_eos else -1)
     yield _verdict(mutant, state)
 
 
 def _verdict(mutant, state, why='') -> MutantResult:
-  law = target_law(eos_id=EOS if mutant.needs_eos else None)
+  law = toy.target_law(eos_id=EOS if mutant.needs_eos else None)
   result = chi_square(
     *_normalised(*count_outputs(state.tokens_BS, state.length_B, law))
   )
   killed_by = 'law' if result.p_value < LEVEL else ''
   if mutant.shown_by == 'rate':
-    result = chi_square(first_round_counts(state), first_round_law('token'))
+    result = chi_square(toy.first_round_counts(state), toy.first_round_law('token'))
     killed_by = killed_by or ('rate' if result.p_value < LEVEL else '')
   return MutantResult(mutant.name, mutant.seen_in, killed_by, log10_p(result), why)
 
@@ -336,13 +249,13 @@ def _normalised(counts_K, law_K):
 
 def slight_mutants(num_rows: int, seed: int) -> Iterator[MutantResult]:
   """Mutants that only enumeration shows: both their samples and their laws."""
-  key_B = keys(num_rows, seed)
-  p, q = (tables.conditional(table, ORDER) for table in pair())
+  key_B = toy.keys(num_rows, seed)
+  p, q = (tables.conditional(table, ORDER) for table in toy.pair())
   fields = {'num_draft': NUM_DRAFT, 'num_tokens': NUM_TOKENS, 'order': ORDER}
-  expected = target_law()
+  expected = toy.target_law()
   for slight in mutants.SLIGHT_MUTANTS:
-    with slight.mutant.applied(clean()) as faulty:
-      result = _verdict(slight.mutant, decode(faulty, key_B))
+    with slight.mutant.applied(toy.clean()) as faulty:
+      result = _verdict(slight.mutant, toy.decode(faulty, key_B))
     with jax.enable_x64(True):
       law = slight.loop_law(p, q, vocab_size=VOCAB_SIZE, **fields)
     difference = enumerate_law.max_difference(law, expected)
@@ -381,18 +294,49 @@ class Report(NamedTuple):
     return all(right) and not self.control.killed_by and not self.survivors
 
 
+def num_outputs(num_samples: int, sweep_rows: int, mutant_rows: int) -> int:
+  """How many outputs `run` draws; arguments are those of that."""
+  num_mutants = len(mutants.MUTANTS) + len(mutants.SLOW_MUTANTS) + 1
+  num_mutants += len(mutants.SLIGHT_MUTANTS)
+  num_configurations = len(GAMMAS) * 2 * len(FILTERS) * len(RULES)
+  main = sum(map(len, _chunks(num_samples))) * len(RULES)
+  return main + num_configurations * sweep_rows + num_mutants * mutant_rows
+
+
 def run(
-  num_samples: int, sweep_rows: int, mutant_rows: int, seed: int, say=lambda text: None
+  num_samples: int,
+  sweep_rows: int,
+  mutant_rows: int,
+  seed: int,
+  say: Callable[[str], None] = lambda text: None,
+  drawn: Callable[[int], None] = lambda rows: None,
 ) -> Report:
-  """Runs everything; `say` is told what comes next."""
+  """Runs everything.
+
+  Args:
+    num_samples: outputs of the main test, for each rule.
+    sweep_rows: outputs for each of the other configurations.
+    mutant_rows: outputs for each mutant.
+    seed: of all samples.
+    say: is told what comes next.
+    drawn: is told of outputs drawn, `num_outputs` in all.
+  """
+
+  def heard(results: Iterable[Any], rows: int) -> list[Any]:
+    found = []
+    for result in results:
+      found.append(result)
+      drawn(rows)
+    return found
+
   begin = time.perf_counter()
   say('enumerating laws, in rationals and in float64')
   enumerated = list(enumerations())
   say(f'sampling the compiled loop, {num_samples} outputs for each rule')
-  main = [main_sample(rule, num_samples, seed) for rule in RULES]
+  main = [main_sample(rule, num_samples, seed, drawn) for rule in RULES]
   say(f'sampling 24 configurations, {sweep_rows} outputs each')
-  swept = list(sweep(sweep_rows, seed))
+  swept = heard(sweep(sweep_rows, seed), sweep_rows)
   say(f'running mutants, {mutant_rows} outputs each')
-  *found, control = sampled_mutants(mutant_rows, seed)
-  found += slight_mutants(mutant_rows, seed)
+  *found, control = heard(sampled_mutants(mutant_rows, seed), mutant_rows)
+  found += heard(slight_mutants(mutant_rows, seed), mutant_rows)
   return Report(enumerated, main, swept, control, found, time.perf_counter() - begin)

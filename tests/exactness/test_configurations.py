@@ -8,7 +8,7 @@ that any of them fails on a right loop is below 1e-4.
 import numpy as np
 import pytest
 
-from specjax.testing import suite
+from specjax.testing import suite, toy
 
 NUM_ROWS = 2**18
 
@@ -39,6 +39,6 @@ def test_joint_law(samples, filter_name, temperature, num_draft, rule):
 def test_another_configuration_s_law_is_rejected(samples):
   """The samples differ from each other as far as the tests can see."""
   plain = samples['token, gamma 1, T 1.0, none']
-  cooler = suite.target_law(4, temperature=0.7)
+  cooler = toy.target_law(4, temperature=0.7)
   law_K = np.append(list(cooler.values()), 0.0)
   assert not suite.judge('cooler', plain.counts_K, law_K).passed

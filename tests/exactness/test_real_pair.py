@@ -1,12 +1,14 @@
 """The embedded pair: sampled text against plain sampling of the same target.
 
-Its law can not be enumerated. Equality under shared noise is the sharp test; the
-two-sample test with independent noise says less (it sees total variations from
-about 0.1 on in the first two tokens and in the lengths), but of the shipped rules.
+Its law can not be enumerated. Equality under shared noise is the sharp test; a
+two-sample test with independent noise says less, but of the shipped rules. It
+compares the first three tokens and the log p of gamma + 2 tokens, at a temperature
+where drafts are often rejected. Which mutants it sees is the last test here.
 """
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,8 +16,9 @@ from scipy import stats
 
 import specjax
 from specjax.config import SpeculationConfig
-from specjax.core import coupling, loop, rng, warp
+from specjax.core import coupling, loop, rng, verify, warp
 from specjax.drafters import model_draft
+from specjax.testing import mutants
 
 LEVEL = 1e-6
 TEXTS = (
@@ -24,6 +27,29 @@ TEXTS = (
   'ende: The dialog is open.',
   'ende: Select all cells of the table.',
 )
+NUM_DRAFT = 4
+OPTIONS = {'temperature': 1.5, 'top_k': 8, 'max_new_tokens': NUM_DRAFT + 2}
+CLEAN = mutants.Setup(None, None, verify.token_verifier)
+MUTANTS = {
+  mutant.name: mutant.mutate(CLEAN).verifier
+  for mutant in mutants.MUTANTS
+  if mutant.name
+  in (
+    'accept always',
+    'bonus from the last q',
+    'bonus from the law before',
+    'correction drawn from p',
+    'no stop at the first rejection',
+    'one coin for all positions',
+    'rejected token kept',
+    'residual |p - q|',
+    'lenience 0.9',
+    'block rule, residual without its weight',
+  )
+}
+SURVIVORS = {'lenience 0.9', 'block rule, residual without its weight'}
+UNWARPED = 'drafts of the top 8, full law recorded'
+VERIFIERS = {'token': verify.token_verifier, 'block': verify.block_verifier, **MUTANTS}
 
 
 @functools.cache
@@ -31,39 +57,35 @@ def pair():
   return specjax.load_pair()
 
 
-def decode(texts, seed, max_new_tokens, method='draft_model', gumbel=False, **options):
+def arguments(texts, seed, method, **options):
+  """What `loop.decode` takes: positional and static arguments."""
   ids = pair().encode(texts)
   longest = max(map(len, ids))
   inputs_BE = np.array([row + [0] * (longest - len(row)) for row in ids], np.int32)
   params, static = pair().decoder(
-    SpeculationConfig(method, 4, 'block'), max_new_tokens=max_new_tokens
+    SpeculationConfig(method, NUM_DRAFT, 'block'),
+    max_new_tokens=options['max_new_tokens'],
   )
-  if gumbel:
-    drafter = model_draft(pair().draft, static['warp'], 4, keys=coupling.slot_keys)
-    static |= {
-      'drafter': drafter,
-      'verifier': coupling.gumbel_verifier,
-      'block_keys': coupling.slot_block_keys(4),
-    }
-  return loop.decode(
-    params,
-    jnp.asarray(inputs_BE),
-    rng.row_keys(seed, jnp.arange(len(texts))),
-    warp.make_sampling(
-      len(texts), temperature=1.0, max_new_tokens=max_new_tokens, **options
-    ),
-    **static,
-  )
+  key_B = rng.row_keys(seed, jnp.arange(len(texts)))
+  sampling = warp.make_sampling(len(texts), **options)
+  return (params, jnp.asarray(inputs_BE), key_B, sampling), static
 
 
 def test_sampled_text_is_plain_decoding_s_under_shared_noise():
-  texts, num_tokens = TEXTS * 4, 24
-  state = decode(texts, 0, num_tokens, gumbel=True)
-  expected = decode(texts, 0, num_tokens, method='none')
+  options = {'temperature': 1.0, 'max_new_tokens': 24}
+  args, static = arguments(TEXTS * 4, 0, 'none', **options)
+  expected = loop.decode(*args, **static)
+  args, static = arguments(TEXTS * 4, 0, 'draft_model', **options)
+  static |= {
+    'drafter': model_draft(
+      pair().draft, static['warp'], NUM_DRAFT, keys=coupling.slot_keys
+    ),
+    'verifier': coupling.gumbel_verifier,
+    'block_keys': coupling.slot_block_keys(NUM_DRAFT),
+  }
+  state = loop.decode(*args, **static)
   np.testing.assert_array_equal(state.length_B, expected.length_B)
-  np.testing.assert_array_equal(
-    state.tokens_BS[:, : num_tokens + 1], expected.tokens_BS[:, : num_tokens + 1]
-  )
+  np.testing.assert_array_equal(state.tokens_BS[:, :25], expected.tokens_BS[:, :25])
   # Sampled: the same source gives different texts; drafts are accepted.
   assert len(np.unique(np.asarray(state.tokens_BS)[::4], axis=0)) > 1
   accepted = np.asarray(state.trace.accepted_BG).sum()
@@ -71,8 +93,45 @@ def test_sampled_text_is_plain_decoding_s_under_shared_noise():
   assert accepted > 0.2 * drafted > 0
 
 
-def two_sample_p_value(ours, theirs, min_count=10):
-  """Chi-square of homogeneity; cells of fewer observations are pooled."""
+def plain_samples(num_rows):
+  args, static = arguments(TEXTS[3:] * num_rows, 2, 'none', **OPTIONS)
+  return jax.device_get(loop.decode(*args, **static))
+
+
+@functools.partial(jax.jit, static_argnames='drafter')
+def _decode(index, args, drafter=None):
+  _, static = arguments(TEXTS[3:], 0, 'draft_model', **OPTIONS)
+
+  def verifier(*verifier_args):
+    return jax.lax.switch(index, list(VERIFIERS.values()), *verifier_args)
+
+  static |= {'verifier': verifier, 'drafter': drafter or static['drafter']}
+  return loop.decode.__wrapped__(*args, **static)
+
+
+def speculative_samples(name, num_rows, drafter=None):
+  """By one compiled program for all verifiers."""
+  args, _ = arguments(TEXTS[3:] * num_rows, 1, 'draft_model', **OPTIONS)
+  return jax.device_get(_decode(list(VERIFIERS).index(name), args, drafter))
+
+
+def unwarped_draft():
+  """A drafter that says that it drew from all ids."""
+  _, static = arguments(TEXTS[3:], 0, 'draft_model', **OPTIONS)
+
+  def all_ids(logits_BTV, sampling, slot_BT):
+    sampling = sampling._replace(top_k_B=jnp.zeros_like(sampling.top_k_B))
+    return static['warp'](logits_BTV, sampling, slot_BT)
+
+  def draw(key_B, logq_BV):
+    least_B1 = jax.lax.top_k(logq_BV, OPTIONS['top_k'])[0][:, -1:]
+    return rng.categorical(key_B, jnp.where(logq_BV >= least_B1, logq_BV, -jnp.inf))
+
+  return model_draft(pair().draft, all_ids, NUM_DRAFT, draw=draw)
+
+
+def homogeneity_p_value(ours, theirs, min_count=10):
+  """Chi-square; cells of fewer observations are pooled."""
   _, cell = np.unique(np.concatenate([ours, theirs]), return_inverse=True)
   counts = np.stack(
     [np.bincount(half, minlength=cell.max() + 1) for half in np.split(cell, 2)]
@@ -81,31 +140,50 @@ def two_sample_p_value(ours, theirs, min_count=10):
   rest = counts[:, ~large].sum(axis=1, keepdims=True)
   counts = np.concatenate([counts[:, large], rest], axis=1)
   counts = counts[:, counts.sum(axis=0) > 0]
-  assert counts.shape[1] >= 3, 'too few cells: nothing was compared'
+  assert counts.shape[1] >= 10, 'too few cells: nothing was compared'
   return stats.chi2_contingency(counts).pvalue
 
 
+def p_values(state, plain):
+  """Of the law of the first three tokens, and of that of the log p of a text."""
+
+  def three_tokens(state):
+    return state.tokens_BS[:, 1:4].astype(np.int64) @ [10**8, 10**4, 1]
+
+  def log_p(state):  # rounded, since wide and narrow passes differ by 1e-6
+    return np.maximum(state.trace.logp_BS, -50.0).sum(axis=1).round(3)
+
+  return (
+    homogeneity_p_value(three_tokens(state), three_tokens(plain)),
+    stats.ks_2samp(log_p(state), log_p(plain)).pvalue,
+  )
+
+
 @pytest.fixture(scope='module')
-def samples():
-  texts = TEXTS[:1] * 512
-  return [
-    decode(texts, seed, 12, method=method, top_k=20)
-    for seed, method in ((1, 'draft_model'), (2, 'none'))
-  ]
+def plain():
+  return plain_samples(512)
 
 
-def test_first_tokens_and_lengths_have_the_same_law(samples):
-  def pairs(state):
-    tokens_BS = np.asarray(state.tokens_BS, np.int64)
-    return tokens_BS[:, 1] * 10_000 + tokens_BS[:, 2]
-
-  ours, theirs = samples
-  assert two_sample_p_value(pairs(ours), pairs(theirs)) > LEVEL
-  lengths = [np.asarray(state.length_B) for state in samples]
-  assert two_sample_p_value(*lengths) > LEVEL
+@pytest.mark.parametrize('rule', ['token', 'block'])
+def test_text_has_the_law_of_plain_decoding(plain, rule):
+  state = speculative_samples(rule, 512)
+  assert min(p_values(state, plain)) > LEVEL
+  drafted, accepted = (x.sum() for x in state.trace[1:3])
+  assert 0.3 < accepted / drafted < 0.7
 
 
-def test_the_two_sample_test_can_fail(samples):
-  lengths = [np.asarray(state.length_B) for state in samples]
-  longer = lengths[0] + (np.arange(512) % 4 == 0)
-  assert two_sample_p_value(longer, lengths[1]) < LEVEL
+@pytest.mark.parametrize('name', ['correction drawn from p', 'bonus from the last q'])
+def test_mutants_have_another_law(plain, name):
+  assert min(p_values(speculative_samples(name, 512), plain)) < LEVEL
+
+
+@pytest.mark.slow
+def test_power_at_1024_samples():
+  plain = plain_samples(1024)
+  found = {name: p_values(speculative_samples(name, 1024), plain) for name in VERIFIERS}
+  state = speculative_samples('token', 1024, unwarped_draft())
+  found[UNWARPED] = p_values(state, plain)
+  for name, (tokens, log_p) in found.items():
+    print(f'{name:40} tokens {np.log10(tokens):7.1f}, log p {np.log10(log_p):7.1f}')
+  killed = {name for name, both in found.items() if min(both) < LEVEL}
+  assert killed == {*MUTANTS, UNWARPED} - SURVIVORS

@@ -12,7 +12,7 @@ import pytest
 from specjax.core import rng, types, verify, warp
 from specjax.drafters import model_draft
 from specjax.models.table import table_model
-from specjax.testing import enumerate_law, faults, mutants, rational, suite, tables
+from specjax.testing import enumerate_law, faults, mutants, rational, suite, tables, toy
 
 TOLERANCE = 1e-12
 SLIGHT = {slight.mutant.name: slight for slight in mutants.SLIGHT_MUTANTS}
@@ -89,17 +89,17 @@ def test_drafts_are_drawn_from_what_is_recorded_bit_by_bit():
 
 def test_no_bonus_has_the_right_law_and_the_wrong_rate():
   (slow,) = mutants.SLOW_MUTANTS
-  state = suite.decode(slow.mutate(suite.clean()), suite.keys(2**15, 0))
-  law = suite.target_law()
+  state = toy.decode(slow.mutate(toy.clean()), toy.keys(2**15, 0))
+  law = toy.target_law()
   counted = suite.judge('no bonus', *suite.count_outputs(*state[:2], law))
   assert counted.passed
-  clean = suite.decode(suite.clean(), suite.keys(2**15, 0))
+  clean = toy.decode(toy.clean(), toy.keys(2**15, 0))
   assert rate_p_value(state) < suite.LEVEL < rate_p_value(clean)
 
 
 def rate_p_value(state):
-  counts_K = suite.first_round_counts(state)
-  return suite.chi_square(counts_K, suite.first_round_law('token')).p_value
+  counts_K = toy.first_round_counts(state)
+  return suite.chi_square(counts_K, toy.first_round_law('token')).p_value
 
 
 def test_every_row_of_the_power_table_is_there():

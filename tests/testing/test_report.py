@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from specjax.testing import mutants, report, suite
+from specjax.testing import mutants, report, suite, toy
 
 LAW = np.array([0.5, 0.25, 0.125, 0.125])
 
@@ -139,6 +139,6 @@ def test_refuses_too_few_samples(samples, capsys):
 @pytest.mark.parametrize('count', [0, -1])
 def test_the_suite_refuses_to_test_nothing(count):
   with pytest.raises(ValueError, match='nothing is tested'):
-    suite.keys(count, 0)
+    toy.keys(count, 0)
   with pytest.raises(ValueError, match='nothing is tested'):
     suite.main_sample('token', count, 0)

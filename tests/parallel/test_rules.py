@@ -97,7 +97,7 @@ def test_one_row_is_whole_and_others_must_divide(mesh):
 
   assert place(4).spec == PartitionSpec('data', None)
   assert place(1).is_fully_replicated
-  with pytest.raises(ValueError, match='batch: 3 rows .* data=2; give a multiple'):
+  with pytest.raises(ValueError, match=r'batch: 3 rows .* give a multiple of 2'):
     place(3)
 
 

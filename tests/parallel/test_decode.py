@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import SamplingConfig
+from specjax import SamplingConfig, SpeculationConfig
 from specjax.checkpoints.leaves import expected_shapes
 from specjax.core import loop, rng, types, verify, warp
 from specjax.drafters import model_draft
+from specjax.generation import make_batches
 from specjax.models.t5 import T5Config, cache_axes, t5_model
 from specjax.models.table import TableCache, table_model
 from specjax.parallel import mesh as mesh_lib
@@ -246,7 +247,7 @@ def test_a_mesh_from_the_start_and_a_split_draft(pair):
 
 
 COLLECTIVE = re.compile(
-  r'\b(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)'
+  r'= (.+?) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)'
   r'(?:-start)?\(.*op_name="([^"]*)"'
 )
 
@@ -293,8 +294,34 @@ def test_collectives_of_a_step(num_rows, tied):
     params, cache, rows(num_rows, width), rows(num_rows)
   )
   found = COLLECTIVE.findall(step.compile().as_text())
-  assert {kind for kind, _ in found} == {'all-reduce'}
+  assert {kind for _, kind, _ in found} == {'all-reduce'}
   blocks = ['_embedder', *['self_', 'cross_', 'mlp/'] * num_layers]
   assert len(found) == len(blocks)
-  for (_, name), block in zip(found, blocks, strict=True):
+  for (*_, name), block in zip(found, blocks, strict=True):
     assert block in name
+
+
+@pytest.mark.slow
+def test_a_whole_draft_waits_for_nothing_but_common_branches(pair):
+  """Verification is split along the vocabulary; drafting must not be for its sake."""
+  sharded = specjax.shard_pair(pair, specjax.make_mesh(2, 4))
+  params, static = sharded.decoder(
+    SpeculationConfig(num_speculative_tokens=2), max_new_tokens=8
+  )
+  (batch,) = make_batches(
+    sharded.encode(TEXTS),
+    SAMPLING,
+    [2] * 5,
+    batch_size=8,
+    buckets=(16,),
+    mesh=sharded.mesh,
+  )
+  while_loop = shard_while_loop(sharded.mesh, REPLICATED)
+  program = loop.decode.lower(params, *batch[1:], **static, while_loop=while_loop)
+  found = COLLECTIVE.findall(program.compile().as_text())
+  assert {kind for _, kind, _ in found} == {'all-reduce'}
+  drafting = [shape for shape, _, name in found if '/draft/' in name]
+  assert len(drafting) > 2
+  assert {shape.partition('{')[0] for shape in drafting} == {'pred[]'}
+  verifying = [shape for shape, _, name in found if '/verify/' in name]
+  assert len(verifying) > 5

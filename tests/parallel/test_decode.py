@@ -236,7 +236,7 @@ def test_a_stream_equals_the_batch(pair, generations):
 
 
 def test_a_mesh_from_the_start_and_a_split_draft(pair):
-  """Parameters go into shards without lying whole on one device before."""
+  """Both models' tables are loaded into shards; a mesh is for good."""
   mesh = specjax.make_mesh(4, 2)
   loaded = specjax.load_pair(pair.name, mesh=mesh, shard_draft=True)
   for params in loaded.params:
@@ -244,6 +244,13 @@ def test_a_mesh_from_the_start_and_a_split_draft(pair):
     assert table.sharding.shard_shape(table.shape) == (192, 16)
   with pytest.raises(ValueError, match='pair: it lies on a mesh of 8 devices already'):
     specjax.shard_pair(loaded, mesh)
+
+
+def test_a_draft_that_can_not_be_split_is_named(pair):
+  odd = dataclasses.replace(pair, draft_config=dataclasses.replace(CONFIG, num_heads=6))
+  mesh = specjax.make_mesh(1, 4)
+  with pytest.raises(ValueError, match=r'shard_draft: mesh: the axis heads .* size 6'):
+    specjax.shard_pair(odd, mesh, shard_draft=True)
 
 
 COLLECTIVE = re.compile(

@@ -37,7 +37,12 @@ def start(
       parallel.process_id,
       timeout=parallel.join_seconds,
     )
-    distributed.check_equal('input', texts)
+    alike = dataclasses.replace(
+      config,
+      io=dataclasses.replace(config.io, output=None),
+      parallel=dataclasses.replace(parallel, process_id=None),
+    )
+    distributed.check_equal('input or options', (alike, texts))
   elif parallel.mesh_data * parallel.mesh_model == 1:
     return config, None
   mesh = make_mesh(parallel.mesh_data, parallel.mesh_model)

@@ -158,6 +158,23 @@ def test_two_processes_decode_what_one_does(variables, tmp_path):
   assert len(records[0]) == 3
 
 
+@pytest.mark.slow
+def test_processes_that_were_told_different_things(tmp_path):
+  """They would wait for each other for ever."""
+  address = f'127.0.0.1:{free_port()}'
+  processes = []
+  for index in range(2):
+    options = [f'--coordinator_address={address}', '--num_processes=2']
+    options += [f'--process_id={index}', f'--seed={index}', '--mesh_model=2']
+    output = str(tmp_path / 'out.jsonl')
+    processes.append(decode('embedded', output, *options, devices=1))
+  said = [process.communicate(timeout=200)[1] for process in processes]
+  assert [process.returncode for process in processes] == [2, 2], said
+  for error in said:
+    assert 'specjax: input or options: differs between the processes; ' in error
+  assert not list(tmp_path.iterdir())
+
+
 def read_texts(path):
   """Everything but log-probabilities, whose last bits may differ."""
   records = map(json.loads, path.read_text(encoding='utf-8').splitlines())

@@ -9,6 +9,7 @@ import difflib
 import importlib.util
 import math
 import numbers
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -200,6 +201,38 @@ class IOConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class ParallelConfig:
+  """Which devices decode, and how they share the work."""
+
+  mesh_data: int = 1
+  """Groups of devices that a batch's rows are split among."""
+  mesh_model: int = 1
+  """Devices of a group, which the target is split among."""
+  shard_draft: bool = False
+  """Split the draft among a group's devices too; otherwise each holds all of it."""
+  multi_host: bool = False
+  """Join the processes of this TPU slice, Slurm or Open MPI job."""
+  coordinator_address: Annotated[str | None, _alias('HOST:PORT')] = None
+  """Join processes anywhere: where process 0 listens."""
+  num_processes: Annotated[int | None, _alias('INT')] = None
+  """With --coordinator_address: processes in all."""
+  process_id: Annotated[int | None, _alias('INT')] = None
+  """With --coordinator_address: number of this process, from 0."""
+  join_seconds: int = 300
+  """Longest wait for the other processes."""
+
+  def __post_init__(self):
+    for field in ('mesh_data', 'mesh_model', 'join_seconds'):
+      _check_int(field, getattr(self, field), 1, 'give 1 or more')
+
+  @property
+  def joins(self) -> bool:
+    """Whether this process is one of several."""
+    explicit = (self.coordinator_address, self.num_processes, self.process_id)
+    return self.multi_host or any(value is not None for value in explicit)
+
+
+@dataclasses.dataclass(frozen=True)
 class RunConfig:
   """Everything a run is told; equal configurations give equal outputs."""
 
@@ -207,6 +240,7 @@ class RunConfig:
   speculation: SpeculationConfig = SpeculationConfig()
   sampling: SamplingConfig = SamplingConfig()
   io: IOConfig = IOConfig()
+  parallel: ParallelConfig = ParallelConfig()
 
   def __post_init__(self):
     if self.speculation.method != 'none':
@@ -224,25 +258,30 @@ def load_config(name: str) -> RunConfig:
 
   Args:
     name: a Python file that defines CONFIG, or the name of a shipped one, such
-      as 'embedded'.
+      as 'embedded'; 'paper/ende_small_t0@v4' is an entry of the CONFIGS of one.
 
   Returns:
-    Its CONFIG.
+    Its CONFIG, or that entry.
 
   Raises:
     ValueError: no such file or name (near names are given), the file fails, or
       its CONFIG is no `RunConfig`.
   """
   path = Path(name).expanduser()
+  entry = ''
   if not path.is_file():
     shipped = shipped_configs()
-    if name not in shipped:
+    stem, _, entry = name.partition('/')
+    if stem not in shipped:
       raise ValueError(
         f'config: {name!r} is neither a file nor a shipped configuration; '
-        + suggest(name, shipped)
+        + suggest(stem, shipped)
       )
-    path = shipped[name]
-  config = _execute(path).get('CONFIG')
+    path = shipped[stem]
+  found = _execute(path)
+  if entry or 'CONFIGS' in found:
+    return _entry(path, found.get('CONFIGS', {}), entry)
+  config = found.get('CONFIG')
   if not isinstance(config, RunConfig):
     raise ValueError(
       f'config: {path} defines no CONFIG of type RunConfig (found '
@@ -251,13 +290,26 @@ def load_config(name: str) -> RunConfig:
   return config
 
 
+def _entry(path: Path, configs: dict[str, RunConfig], name: str) -> RunConfig:
+  if not configs:
+    raise ValueError(f'config: {path} has no CONFIGS; give {path.stem} without /{name}')
+  if name not in configs:
+    near = difflib.get_close_matches(name, configs, n=3)
+    remedy = f'did you mean {" or ".join(near)}?' if near else f'such as {min(configs)}'
+    raise ValueError(
+      f'config: {name!r} is none of the {len(configs)} in {path.stem}; give '
+      f'{path.stem}/NAME, {remedy}'
+    )
+  return configs[name]
+
+
 def shipped_configs() -> dict[str, Path]:
-  """Names and files of the `RunConfig`s that come with specjax."""
+  """Names and files of the configurations of runs that come with specjax."""
   folder = Path(__file__).parent / 'configs'  # in a checkout a link to configs/
   return {
     path.stem: path
     for path in sorted(folder.glob('*.py'))
-    if 'RunConfig' in path.read_text(encoding='utf-8')
+    if re.search(r'RunConfig|^CONFIGS', path.read_text(encoding='utf-8'), re.MULTILINE)
   }
 
 

@@ -1,10 +1,10 @@
 """The layouts in which T5X stores a T5's layers, and the shape they imply.
 
-Layers are unrolled (`encoder/layers_0/...`, T5X's examples/t5) or stacked by a
-scan (`encoder/encoder/...`, layers on axis 1, examples/scalable_t5). In scalable_t5
-each layer has a relative bias of its own; this package's T5, as all but umT5 of
-those published, has one per stack: layers that agree open, layers that differ are
-refused.
+examples/t5 has a subtree per layer (`encoder/layers_0/...`) and kernels of two
+axes. examples/scalable_t5 stacks layers (`encoder/encoder/...`, on axis 1), or not,
+keeps heads apart (`[D, H, K]`, and `[H, K, D]` on the way out) and gives each layer
+a relative bias of its own. This package's T5, as all but umT5 of those published,
+has one per stack: layers that agree open, layers that differ are refused.
 """
 
 import re
@@ -20,6 +20,7 @@ STACKS = ('encoder', 'decoder')
 _LAYER = re.compile(r'(encoder|decoder)/layers_(\d+)/(.+)')
 _BIAS = 'relpos_bias/rel_embedding'
 _EMBEDDING = 'token_embedder/embedding'
+_HEADS = re.compile(r'.*/(query|key|value|out)/kernel')
 
 
 def infer_config(
@@ -110,6 +111,9 @@ def unroll(file: str, stored: Mapping[str, Leaf]) -> tuple[dict[str, Leaf], str]
     else:
       for number, layer in enumerate(layers):
         leaves[f'{stack}/layers_{number}/{rest}'] = layer
+  for name, leaf in leaves.items():
+    if len(leaf.shape) == 3 and (match := _HEADS.fullmatch(name)):
+      leaves[name] = _join_heads(leaf, 0 if match[1] == 'out' else 1)
   for stack, layers in biases.items():
     if layers:
       leaves[f'{stack}/{_BIAS}'] = _shared_bias(file, stack, layers)
@@ -146,6 +150,23 @@ def _layers(file: str, name: str, leaf: Leaf, axis: int) -> list[Leaf]:
     return Leaf(shape, leaf.dtype, read)
 
   return [layer(number) for number in range(leaf.shape[axis])]
+
+
+def _join_heads(leaf: Leaf, axis: int) -> Leaf:
+  """Makes one axis of H heads, at `axis`, and the K numbers of each after it."""
+  heads, width = leaf.shape[axis : axis + 2]
+
+  def read(index: Index) -> np.ndarray:
+    start, stop = index[axis].start, index[axis].stop
+    first, last = start // width, -(-stop // width)
+    whole = (slice(first, last), slice(0, width))
+    block = leaf.read((*index[:axis], *whole, *index[axis + 1 :]))
+    block = block.reshape(*block.shape[:axis], -1, *block.shape[axis + 2 :])
+    cut = slice(start - first * width, stop - first * width)
+    return block[(*(slice(None),) * axis, cut)]
+
+  shape = (*leaf.shape[:axis], heads * width, *leaf.shape[axis + 2 :])
+  return Leaf(shape, leaf.dtype, read)
 
 
 def _shared_bias(file: str, stack: str, layers: Iterable[Leaf]) -> Leaf:

@@ -74,7 +74,8 @@ def open_weights(
       "with T5X's native Checkpointer"
     )
   optimizer = tree.get('optimizer') if version else tree
-  target = optimizer.get('target') if isinstance(optimizer, dict) else None
+  optimizer = optimizer if isinstance(optimizer, dict) else {}
+  target = optimizer.get('target')
   if not isinstance(target, dict) or not target:
     raise ValueError(
       f'weights: {file} has no parameters (optimizer/target is empty); give a '
@@ -169,9 +170,9 @@ def _write_files(folder: str, weights: Weights, step: int, dtype: str | None) ->
         'shape': list(values.shape),
       },
     }
-    store = {'kvstore': files.kvstore(f'{folder}/{key}')}
+    place = {**spec, 'kvstore': files.kvstore(f'{folder}/{key}')}
     try:
-      ts.open({**spec, **store}, create=True).result().write(values).result()
+      ts.open(place, create=True).result().write(values).result()
     except (ValueError, OSError) as error:
       reason = str(error).partition('\n')[0].partition(' [')[0]
       raise ValueError(f'weights: cannot write {name} ({reason})') from error
@@ -204,7 +205,7 @@ def _find(path: str) -> tuple[str, list[str]]:
   if files.exists(f'{path}/{_FILE}'):
     return f'{path}/{_FILE}', []
   found = [match for name in files.names(path) if (match := _STEP.fullmatch(name))]
-  skipped = []
+  skipped: list[str] = []
   for match in sorted(found, key=lambda match: int(match[1]), reverse=True):
     for file in (f'{path}/{match[0]}/{_FILE}', f'{path}/{match[0]}'):
       if files.exists(file):

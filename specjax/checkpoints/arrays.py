@@ -32,16 +32,16 @@ def open_arrays(where: str, stores: Mapping[str, dict[str, Any]]) -> dict[str, L
     ValueError: an array has no `.zarray`, a damaged one, or holds no floats.
   """
   context = ts.Context({'cache_pool': {'total_bytes_limit': _CACHE_BYTES}})
-  futures = {
-    name: ts.open(
-      # A missing chunk is an error, not zeros.
-      {'driver': 'zarr', 'kvstore': store, 'fill_missing_data_reads': False},
-      context=context,
-      open=True,
-      read=True,
-    )
-    for name, store in stores.items()
-  }
+
+  def start(name: str, store: dict[str, Any]) -> ts.Future:
+    # A missing chunk is an error, not zeros.
+    spec = {'driver': 'zarr', 'kvstore': store, 'fill_missing_data_reads': False}
+    try:
+      return ts.open(spec, context=context, open=True, read=True)
+    except ValueError as error:
+      raise _unreadable(where, name, error) from error
+
+  futures = {name: start(name, store) for name, store in stores.items()}
   return {name: _leaf(where, name, future) for name, future in futures.items()}
 
 

@@ -5,8 +5,10 @@ it: weights are read block by block into whatever shardings `leaves.restore` is
 given, and a training state into the shardings of the caller's example.
 """
 
+import glob
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,6 +61,8 @@ def save(
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
       checkpointer.save(place, ocp.args.Composite(**items))
   except OSError as error:
+    for rest in glob.glob(f'{glob.escape(place)}.orbax-checkpoint-tmp*'):
+      shutil.rmtree(rest, ignore_errors=True)
     raise ValueError(
       f'weights: cannot write {place} ({error.strerror}); choose a folder that is '
       'writable'
@@ -127,7 +131,8 @@ class AsyncSaver:
     """Opens or makes a folder of steps.
 
     Args:
-      path: the folder; what dead processes left half-written in it is deleted.
+      path: the folder; what dead processes left half-written in it does not count
+        and is gone when the first new step is saved.
       keep: the newest steps that stay, at least 1.
     """
     if keep < 1:

@@ -94,6 +94,7 @@ def test_the_newest_complete_one(folder, weights):
   run = folder.parent
   t5x.write(run / 'checkpoint_12', weights, step=12)
   (run / 'checkpoint_100' / ARRAY).mkdir(parents=True)
+  (run / 'checkpoint_100' / ARRAY / '.zarray').touch()
   (run / 'checkpoint_200.tmp-1').mkdir()
   (run / 'events.out').write_bytes(b'')
   notes = t5x.open_weights(run).notes
@@ -115,6 +116,7 @@ def test_a_folder_of_single_files(tmp_path, flat):
 
 def test_no_checkpoint(tmp_path):
   (tmp_path / 'checkpoint_3').mkdir()
+  (tmp_path / 'checkpoint_3' / 'PINNED').touch()
   with pytest.raises(ValueError, match=r'no T5X checkpoint \(checkpoint_3: incomplete'):
     t5x.open_weights(tmp_path)
   with pytest.raises(ValueError, match=r'absent holds no T5X checkpoint; give a'):
@@ -159,7 +161,7 @@ def test_damaged_chunk(folder, damage):
 def test_cut_msgpack(folder, size):
   path = folder / 'checkpoint'
   path.write_bytes(path.read_bytes()[:size])
-  with pytest.raises(ValueError, match='cannot read|is damaged or cut at') as error:
+  with pytest.raises(ValueError, match=r'cannot read|is damaged or cut at') as error:
     t5x.open_weights(folder)
   assert str(path) in str(error.value)
   assert '\n' not in str(error.value)
@@ -217,7 +219,7 @@ def test_surplus_parameter(folder):
     (np.full((16, 8), np.inf, np.float32), 'has values that are not finite'),
     (None, 'is neither an array nor a Zarr specification'),
     ({'driver': 'n5', 'kvstore': {'path': 'x'}}, 'is neither an array nor a Zarr'),
-    ({'driver': 'zarr', 'kvstore': {}}, r'cannot read .* \(NOT_FOUND'),
+    ({'driver': 'zarr', 'kvstore': {}}, r'cannot read .* \(.*Invalid file path'),
   ],
 )
 def test_wrong_parameter(folder, value, match):
@@ -333,7 +335,11 @@ def test_round_trip(tmp_path, weights, flat, dtype):
   t5x.write(tmp_path / 'checkpoint_4', first, step=3)
   assert_equal(t5x.open_weights(tmp_path / 'checkpoint_4'), expected)
   written = [
-    {path.relative_to(root): path.read_bytes() for path in root.rglob('*.*')}
+    {
+      path.relative_to(root): path.read_bytes()
+      for path in root.rglob('*')
+      if path.is_file()
+    }
     for root in (tmp_path / 'checkpoint_3', tmp_path / 'checkpoint_4')
   ]
   assert written[0] == written[1]

@@ -30,6 +30,11 @@ GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
 LAYOUTS = GOLDEN / 't5x' / 'layouts.json'
 NETWORKS = {'unrolled': unrolled, 'scanned': scanned}
 VERSIONS = {'v1_0': ('relu',), 'v1_1': ('gelu', 'linear')}
+# All on one device.
+REPLICATED = [
+  (name, None)
+  for name in ('vocab', 'embed', 'mlp', 'heads', 'joined_kv', 'relpos_buckets')
+]
 TOKENS = jnp.ones((1, 4), jnp.int32)
 
 
@@ -80,6 +85,10 @@ def nested(flat):
   return flax.traverse_util.unflatten_dict(flat, sep='/')
 
 
+def partitioner():
+  return partitioning.PjitPartitioner(num_partitions=1, logical_axis_rules=REPLICATED)
+
+
 def empty_state(version):
   variables = abstract_variables(
     t5x_network('unrolled', version, tied=version == 'v1_0')
@@ -102,7 +111,7 @@ def test_t5x_reads_what_was_written(tmp_path, version):
   assert loaded['state']['step'] == 7
   jax.tree.map(np.testing.assert_array_equal, loaded['target'], nested(flat))
   checkpointer = checkpoints.Checkpointer(
-    empty_state(version), partitioning.PjitPartitioner(num_partitions=1), str(tmp_path)
+    empty_state(version), partitioner(), str(tmp_path)
   )
   restored = checkpointer.restore()
   assert restored.step == 7
@@ -118,7 +127,7 @@ def test_what_t5x_wrote_is_read(tmp_path, dtype):
   )
   checkpoints.Checkpointer(
     state,
-    partitioning.PjitPartitioner(num_partitions=1),
+    partitioner(),
     str(tmp_path),
     save_dtype=jnp.dtype(dtype),
   ).save(state)

@@ -1,6 +1,7 @@
 """T5X checkpoints as files: paths, damages, blocks, and writing."""
 
 import os
+import shutil
 
 import flax.serialization
 import flax.traverse_util
@@ -34,6 +35,14 @@ def flat():
   }
 
 
+@pytest.fixture(scope='module')
+def template(flat, tmp_path_factory):
+  arrays = {name: leaves.array_leaf(values) for name, values in flat.items()}
+  path = tmp_path_factory.mktemp('template') / 'checkpoint_7'
+  t5x.write(path, leaves.Weights(CONFIG, arrays, {}), step=7)
+  return path
+
+
 @pytest.fixture
 def weights(flat):
   arrays = {name: leaves.array_leaf(values) for name, values in flat.items()}
@@ -41,11 +50,8 @@ def weights(flat):
 
 
 @pytest.fixture
-def folder(tmp_path, weights):
-  folder = tmp_path / 'a run' / 'checkpoint_7'
-  folder.parent.mkdir()
-  t5x.write(folder, weights, step=7)
-  return folder
+def folder(tmp_path, template):
+  return shutil.copytree(template, tmp_path / 'a run' / 'checkpoint_7')
 
 
 def change_target(folder, change):

@@ -83,11 +83,12 @@ def child(action: str, kind: str, size: str, path: str) -> None:
   """Does one thing and prints what it took, as JSON."""
   jax.devices()
   before = status('VmRSS')
-  begin = time.perf_counter()
+  begin, begin_cpu = time.perf_counter(), time.process_time()
   held = restore(kind, path) if action == 'restore' else write(kind, size, path)
   seconds = time.perf_counter() - begin
+  cpu = time.process_time() - begin_cpu
   peak = status('VmHWM') - before
-  print(json.dumps({'seconds': seconds, 'peak': peak, 'held': held}))
+  print(json.dumps({'seconds': seconds, 'cpu': cpu, 'peak': peak, 'held': held}))
 
 
 def measure(*args: str, devices: int = 1) -> dict:
@@ -110,7 +111,8 @@ def main() -> None:
     child(*options.child)
     return
   table = rich.table.Table(title=options.size)
-  for column in ('format', 'action', 'devices', 's', 'shards GB', 'peak GB', 'bar GB'):
+  columns = ('format', 'action', 'devices', 's', 'CPU s')
+  for column in (*columns, 'shards GB', 'peak GB', 'bar GB'):
     table.add_column(column, justify='right')
   records = []
   for kind in OPEN:
@@ -126,12 +128,13 @@ def main() -> None:
           'action': action,
           'devices': devices,
           'seconds': round(result['seconds'], 2),
+          'cpu_seconds': round(result['cpu'], 2),
           'peak_gb': round(result['peak'] / GB, 2),
           'shards_gb': held and round(held / GB, 2),
           'bar_gb': held and round(1.2 * held / GB + 1, 2),
         }
         records.append(record)
-        names = ('format', 'action', 'devices', 'seconds')
+        names = ('format', 'action', 'devices', 'seconds', 'cpu_seconds')
         cells = [record[name] for name in (*names, 'shards_gb', 'peak_gb', 'bar_gb')]
         table.add_row(*('' if cell is None else str(cell) for cell in cells))
   rich.console.Console().print(table)

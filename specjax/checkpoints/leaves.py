@@ -6,7 +6,6 @@ puts each device's block on it, so that a host never holds more than one leaf's
 blocks beside what its devices hold.
 """
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -63,8 +62,7 @@ def read_whole(leaf: Leaf) -> np.ndarray:
   return leaf.read(tuple(slice(0, size) for size in leaf.shape))
 
 
-@functools.cache
-def expected_shapes(config: t5.T5Config) -> Mapping[str, tuple[int, ...]]:
+def expected_shapes(config: t5.T5Config) -> dict[str, tuple[int, ...]]:
   """Parameter names joined by '/' and their shapes; computes nothing."""
   tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
   variables = jax.eval_shape(

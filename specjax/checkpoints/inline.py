@@ -98,7 +98,9 @@ def _read_bytes(path: str, span: Span, start: int, stop: int) -> bytes:
 
 
 def _scan(path: str, stream: BinaryIO) -> Any:
-  unpacker = msgpack.Unpacker(stream, max_buffer_size=0, strict_map_key=False)
+  unpacker = msgpack.Unpacker(
+    stream, read_size=2**20, max_buffer_size=0, strict_map_key=False
+  )
 
   def visit(name: str) -> Any:
     try:

@@ -258,6 +258,16 @@ def test_layers_on_axis_0(tmp_path, stack, flat):
   assert_equal(weights, flat)
 
 
+def test_blocks_of_stacked_layers(tmp_path, stack, flat):
+  """Heads have 8 numbers each; the blocks begin and end within one."""
+  weights = t5x.open_weights(write_file(tmp_path / 'x', stack(flat)))
+  block = (slice(3, 13), slice(5, 11))
+  for name, leaf in weights.leaves.items():
+    index = block[: len(leaf.shape)]
+    values = leaf.read(index)
+    np.testing.assert_array_equal(values, flat[name][index], err_msg=name)
+
+
 @pytest.mark.parametrize('layout', ['unrolled', 'scanned'])
 def test_a_bias_per_layer(tmp_path, stack, flat, layout):
   if layout == 'scanned':

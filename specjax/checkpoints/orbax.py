@@ -177,7 +177,7 @@ class AsyncSaver:
     self._manager.wait_until_finished()
 
   def restore(self, like: Any, step: int | None = None) -> Any:
-    """Reads a state, every value as it was saved.
+    """Reads a state, every value as it was saved, when all saving is done.
 
     Args:
       like: a pytree like the state's, of arrays or `jax.ShapeDtypeStruct`s; its
@@ -187,7 +187,6 @@ class AsyncSaver:
     Raises:
       ValueError: there is no such step, or the state has another structure.
     """
-    self.wait()
     steps = sorted(self._manager.all_steps())
     step = self.latest_step if step is None else step
     if step not in steps:

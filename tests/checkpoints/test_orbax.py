@@ -1,7 +1,9 @@
 """Orbax: any mesh, all or nothing, and a training state as it was."""
 
 import json
+import os
 import shutil
+import time
 
 import flax.traverse_util
 import jax
@@ -233,7 +235,15 @@ def test_steps_of_training(tmp_path):
     assert_same(saver.restore(make_state(0)), make_state(30))
 
 
-def test_a_state_may_be_donated_once_saved(tmp_path):
+def test_a_state_may_be_donated_while_it_is_written(tmp_path, monkeypatch):
+  """Also `restore` waits for what is being written."""
+
+  def slowly(*args):
+    time.sleep(0.5)
+    return rename(*args)
+
+  rename = os.rename
+  monkeypatch.setattr('os.rename', slowly)
   step = jax.jit(lambda w: w + 1, donate_argnums=0)
   state = jnp.arange(8.0)
   with orbax.AsyncSaver(tmp_path) as saver:

@@ -111,7 +111,7 @@ def write(
   training that starts its optimizer anew. One leaf is in memory at a time.
 
   Args:
-    path: the folder to make, by T5X's custom `.../checkpoint_<step>`; its parent
+    path: the folder to make, as T5X names it `.../checkpoint_<step>`; its parent
       exists. A bucket can not rename, so there the file `checkpoint`, without
       which T5X and this package ignore the folder, comes last.
     weights: what to write.

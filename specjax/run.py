@@ -28,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       draft=config.pair.draft_model,
       dtype=config.pair.dtype,
       table_text=config.pair.table_text,
+      vocabulary=config.pair.vocabulary,
     )
     run = (
       demo.Demonstration(config, pair).run

@@ -189,7 +189,9 @@ def write(
   try:
     folder.mkdir(parents=True, exist_ok=True)
   except OSError as error:
-    raise ValueError(f'cannot make {folder} ({error.strerror}); name another') from error
+    raise ValueError(
+      f'cannot make {folder} ({error.strerror}); name another'
+    ) from error
   if len(shards) == 1:
     tensors.write_file(folder / SINGLE, shards[0], {'format': 'pt'})
   else:
@@ -231,7 +233,9 @@ def _fields(config: T5Config, dtype: str) -> dict[str, Any]:
       "block is 'linear' in Hugging Face's T5; this model can not be written for it"
     )
   act = _DENSE_ACT_FN[first]
-  projection = act if not others else 'gated-gelu' if first == 'gelu' else f'gated-{act}'
+  projection = (
+    act if not others else 'gated-gelu' if first == 'gelu' else f'gated-{act}'
+  )
   tied = config.logits_via_embedding
   return {
     'architectures': ['T5ForConditionalGeneration'],
@@ -281,7 +285,8 @@ def _open_tensors(folder: str) -> dict[str, Leaf]:
   if not isinstance(places, dict) or not places:
     raise ValueError(f'weights: {folder}/{INDEX} has no weight_map; {_AGAIN}')
   shards = {
-    name: tensors.open_file(f'{folder}/{name}')[0] for name in sorted({*places.values()})
+    name: tensors.open_file(f'{folder}/{name}')[0]
+    for name in sorted({*places.values()})
   }
   stored = {}
   for name, shard in places.items():
@@ -328,7 +333,9 @@ def _read_json(path: str) -> dict[str, Any]:
   except ValueError as error:
     if str(error).startswith('cannot read'):
       raise ValueError(f'weights: {error}') from error
-    raise ValueError(f'weights: {path} is not valid JSON ({error}); {_AGAIN}') from error
+    raise ValueError(
+      f'weights: {path} is not valid JSON ({error}); {_AGAIN}'
+    ) from error
   if not isinstance(found, dict):
     raise ValueError(f'weights: {path} is no JSON object; {_AGAIN}')
   return found

@@ -67,7 +67,9 @@ def open_file(path: str) -> tuple[dict[str, Leaf], dict[str, str]]:
     for name, leaf in tensors.items():
       last += leaf.nbytes
       if not _has(path, last):
-        raise ValueError(f'weights: {path} is damaged or cut: it ends in {name}; {_AGAIN}')
+        raise ValueError(
+          f'weights: {path} is damaged or cut: it ends in {name}; {_AGAIN}'
+        )
   return tensors, metadata
 
 
@@ -102,7 +104,7 @@ def write_file(
         there = np.frombuffer(file.read(len(data)) if continues else b'', np.uint8)
         if not np.array_equal(there, data):
           file.seek(position)
-          file.write(data)
+          file.write(data.data)
         position += len(data)
       file.truncate(position)
       file.flush()
@@ -112,6 +114,14 @@ def write_file(
       f'cannot write {path} ({error.strerror}); choose a folder that is writable and '
       'has room'
     ) from error
+
+
+def write_header(
+  path: Path, tensors: Mapping[str, Leaf], metadata: Mapping[str, str]
+) -> None:
+  """Replaces a file's metadata with strings of the same lengths."""
+  with path.open('r+b') as file:
+    file.write(_header(tensors, metadata))
 
 
 def cast(leaf: Leaf, dtype: np.dtype) -> Leaf:

@@ -70,7 +70,7 @@ def convert(
     raise ValueError(f'dtype: {dtype!r} is unknown; choose from {", ".join(DTYPES)}')
   weights = _as_dtype(formats.open_weights(source), dtype)
   if to == 't5x':
-    weights = _untie_unscaled(weights)
+    weights = untie_unscaled(weights)
   folder = place.parent / f'.{place.name}.partial'
   _prepare(folder, {'source': files.resolve(source), 'to': to, 'dtype': dtype})
   unfinished = folder / place.name
@@ -129,7 +129,7 @@ def _as_dtype(weights: Weights, dtype: str) -> Weights:
   )
 
 
-def _untie_unscaled(weights: Weights) -> Weights:
+def untie_unscaled(weights: Weights) -> Weights:
   """T5X scales a tied head always: one that is not scaled becomes a head of its own."""
   config = weights.config
   if not config.logits_via_embedding or config.scale_tied_logits:

@@ -24,7 +24,7 @@ def open_weights(path: str | os.PathLike) -> Weights:
 
   Args:
     path: a file or folder, local or `gs://`. Of a folder with several T5X
-      checkpoints the newest is opened; of a pair's folder, the target.
+      checkpoints the newest that is complete; of a pair's folder, the target.
 
   Returns:
     The weights; nothing but names and shapes has been read.
@@ -45,11 +45,8 @@ def open_weights(path: str | os.PathLike) -> Weights:
     return hf.open_weights(place)
   if _TARGET in found:
     return store.open_weights(f'{place}/{_TARGET}')
-  if 'checkpoint' in found:
+  if 'checkpoint' in found or any(map(STEP.fullmatch, found)):
     return _module('t5x').open_weights(place)
-  steps = [int(step[1]) for step in map(STEP.fullmatch, found) if step]
-  if steps:
-    return open_weights(f'{place}/checkpoint_{max(steps)}')
   if {*_ORBAX} & {*found}:
     return _module('orbax').open_weights(place)
   hint = (

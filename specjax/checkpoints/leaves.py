@@ -6,6 +6,8 @@ puts each device's block on it, so that a host never holds more than one leaf's
 blocks beside what its devices hold.
 """
 
+import functools
+import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -62,14 +64,17 @@ def read_whole(leaf: Leaf) -> np.ndarray:
   return leaf.read(tuple(slice(0, size) for size in leaf.shape))
 
 
-def expected_shapes(config: t5.T5Config) -> dict[str, tuple[int, ...]]:
-  """Parameter names joined by '/' and their shapes; computes nothing."""
+@functools.cache
+def expected_shapes(config: t5.T5Config) -> Mapping[str, tuple[int, ...]]:
+  """Parameter names joined by '/' and their shapes; computes nothing, once."""
   tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
   variables = jax.eval_shape(
     t5.Transformer(config).init, jax.random.key(0), tokens, tokens
   )
   leaves = flax.traverse_util.flatten_dict(variables['params'], sep='/')
-  return {name: tuple(leaf.shape) for name, leaf in leaves.items()}
+  return types.MappingProxyType(
+    {name: tuple(leaf.shape) for name, leaf in leaves.items()}
+  )
 
 
 def check_shapes(

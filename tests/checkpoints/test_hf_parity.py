@@ -176,7 +176,7 @@ def test_greedy_tokens_are_those_of_generate(tmp_path, name):
     eos_id=1,
   )
   np.testing.assert_array_equal(state.tokens_BS[:, : num_tokens + 1], theirs)
-  assert len({*theirs.ravel().tolist()}) > 5
+  assert len({*theirs.ravel().tolist()}) > (2 if config.logits_via_embedding else 5)
 
 
 def test_padding_and_neighbours(tmp_path):

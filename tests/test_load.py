@@ -13,7 +13,7 @@ import pytest
 
 import specjax
 from specjax import run, vocabulary
-from specjax.checkpoints import convert, formats, hf, leaves
+from specjax.checkpoints import convert, files, formats, hf, leaves
 from specjax.command import session
 from specjax.config import SamplingConfig
 from specjax.core.types import Output
@@ -289,3 +289,25 @@ def test_law_with_unequal_and_favoured_paddings(unequal):
     [counts[key] for key in law], [value / total for value in law.values()]
   )
   assert result.df > 100
+
+
+def test_buckets(tmp_path, hf_folders, monkeypatch):
+  """The same by `gs://`: no path of a disk is made of an address."""
+
+  def kvstore(path):
+    bucket, _, rest = path.removeprefix('gs://').partition('/')
+    assert bucket == 'bucket', path
+    return {'driver': 'file', 'path': f'{hf_folders / rest}/'}
+
+  shutil.copy(ASSETS / 'vocab.model', hf_folders)
+  monkeypatch.setattr(files, 'kvstore', kvstore)
+  pair = load_pair('gs://bucket/target/', draft='gs://bucket/draft')
+  assert pair.vocabulary.size == 359
+  expected = formats.open_weights('gs://bucket/target')
+  found = flax.traverse_util.flatten_dict(pair.params.target, sep='/')
+  assert {*found} == {*expected.leaves}
+  words = vocabulary.find('gs://bucket/target', 'gs://bucket/vocab.model')
+  assert words.size == 4096 + 100
+  assert words.decode(words.encode('Click the icon.')) == 'Click the icon.'
+  with pytest.raises(ValueError, match=r'nothing is at gs://bucket/absent'):
+    load_pair('gs://bucket/absent')

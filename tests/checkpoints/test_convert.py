@@ -336,3 +336,26 @@ def test_the_file_that_is_written_in_parts_is_what_save_writes(tmp_path):
   )
   assert (parts.config, parts.notes) == (whole.config, whole.notes)
   jax.tree.map(np.testing.assert_array_equal, parts.params, whole.params)
+
+
+def test_there_and_back_by_t5x(tmp_path, main):
+  """Hugging Face -> T5X -> Hugging Face: the same file. T5X can not keep it all."""
+  pytest.importorskip('specjax.checkpoints.t5x', reason='needs the T5X format')
+  source = GOLDEN / 'v1_0'
+  code, out, _ = main(source, tmp_path / 'checkpoint_7')
+  assert code == 0
+  assert main(tmp_path, tmp_path / 'back', '--to', 'hf')[:2] == (
+    0,
+    out.replace('checkpoint_7', 'back'),
+  )
+  written = (tmp_path / 'back' / hf.SINGLE).read_bytes()
+  assert written == (source / hf.SINGLE).read_bytes()
+  assert main(GOLDEN / 'v1_1', tmp_path / 'untied', '--to', 't5x')[0] == 0
+  untied = values(tmp_path / 'untied')
+  np.testing.assert_array_equal(
+    untied['decoder/logits_dense/kernel'], untied['token_embedder/embedding'].T
+  )
+  code, _, line = main(SOURCE, tmp_path / 'x', '--to', 't5x')
+  assert code == 2
+  assert 'relative_attention_max_distance is 20, and would be read back as 128' in line
+  assert contents(tmp_path) == ['back', 'checkpoint_7', 'untied']

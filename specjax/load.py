@@ -55,7 +55,7 @@ def load_pair(
   if not place.startswith(files.BUCKET) and not Path(place).exists():
     raise ValueError(
       f"model: {str(name)!r} is neither 'embedded' nor a folder with a pair's files or "
-      'a checkpoint; check the path'
+      'a checkpoint; check the path (of a model on a hub, fetch the files first)'
     )
   manifest = vocabulary_lib.read_manifest(vocabulary_lib.folder_of(place))
   config, params = _load(place, 'target.safetensors', dtype)

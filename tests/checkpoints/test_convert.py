@@ -232,15 +232,21 @@ def test_interrupted_and_continued(tmp_path, main, monkeypatch, name, stage):
 
 
 def test_another_conversion_does_not_continue(tmp_path, monkeypatch):
+  """Nor does it take what another source left, all written and not yet compared."""
   place = tmp_path / 'x.safetensors'
+  num_leaves = len(formats.open_weights(SOURCE).leaves)
   with monkeypatch.context() as patch:
-    stopping(patch, 30)
+    stopping(patch, num_leaves + 30)
     with pytest.raises(KeyboardInterrupt):
       convert.convert(SOURCE, place)
-  convert.convert(SOURCE, place, dtype='bfloat16')
-  assert contents(tmp_path) == ['x.safetensors']
-  kinds = {leaf.dtype.name for leaf in formats.open_weights(place).leaves.values()}
-  assert kinds == {'bfloat16'}
+  shutil.copytree(SOURCE, tmp_path / 'other')
+  path = tmp_path / 'other' / hf.SINGLE
+  data = bytearray(path.read_bytes())
+  data[-4:] = np.float32(0.25).tobytes()
+  path.write_bytes(data)
+  convert.convert(tmp_path / 'other', place)
+  assert contents(tmp_path) == ['other', 'x.safetensors']
+  assert values(place)['token_embedder/embedding'][-1, -1] == 0.25
 
 
 @pytest.mark.parametrize(

@@ -391,6 +391,16 @@ def test_cut_and_damaged_files(tmp_path):
   assert 'config.json (no such file)' in refusal(None, hf.CONFIG)
 
 
+def test_a_cache_of_links(tmp_path):
+  """As the hub's client keeps them: a snapshot's files are links to others' names."""
+  (tmp_path / 'blobs').mkdir()
+  (tmp_path / 'snapshot').mkdir()
+  for number, name in enumerate((hf.CONFIG, hf.SINGLE)):
+    shutil.copy(GOLDEN / 'v1_0' / name, tmp_path / 'blobs' / f'{number}')
+    (tmp_path / 'snapshot' / name).symlink_to(f'../blobs/{number}')
+  assert_equal(hf.open_weights(GOLDEN / 'v1_0'), hf.open_weights(tmp_path / 'snapshot'))
+
+
 def test_a_lost_shard(tmp_path):
   weights = random_weights()
   hf.write(tmp_path / 'x', weights, shard_bytes=1000)

@@ -244,7 +244,7 @@ def unequal(tmp_path_factory):
 def test_law_with_unequal_and_favoured_paddings(unequal):
   """Padding with +50 in both models: never emitted, and p is renormalised."""
   (config, params), (draft_config, draft_params) = unequal
-  real, num_rows = 12, 20000
+  real, num_rows = 12, 6000
 
   def favoured(model):
     def extend(params, cache, tokens_BT, start_B):

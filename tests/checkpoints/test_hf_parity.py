@@ -113,6 +113,10 @@ def their_logits(model, source, decoder):
 
 @pytest.mark.parametrize('name', CONFIGS)
 def test_logits_of_what_we_write(tmp_path, name):
+  import transformers
+
+  if name == 'tied, unscaled' and transformers.__version__.startswith('4.'):
+    pytest.skip('needs transformers 5: 4 scales every tied head')
   weights = random_weights(CONFIGS[name])
   hf.write(tmp_path / 'x', weights)
   theirs = their_logits(load(tmp_path / 'x'), *inputs())

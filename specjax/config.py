@@ -77,13 +77,16 @@ class PairConfig:
   """Which target and which draft."""
 
   model: Annotated[str, _alias('NAME', '--pair')] = 'embedded'
-  """'embedded', or a folder with {target,draft}.safetensors and vocab.model."""
-  draft_model: Annotated[str | None, _alias('FILE', '--assistant_model')] = None
-  """Another draft for that target: a safetensors file, or a pair's folder."""
+  """'embedded', a folder with {target,draft}.safetensors and vocab.model, or any
+  checkpoint of a T5 (Hugging Face, T5X, Orbax), local or gs://."""
+  draft_model: Annotated[str | None, _alias('NAME', '--assistant_model')] = None
+  """Another draft for that target: any checkpoint, or a pair's folder."""
   table_text: Annotated[str | None, _alias('FILE')] = None
   """For --method table: output texts, one a line, whose bigrams are counted."""
   dtype: Literal['float32', 'bfloat16'] = 'float32'
   """Of weights and activations; laws are float32 in any case."""
+  vocabulary: Annotated[str | None, _alias('FILE')] = None
+  """A SentencePiece file, or 'bytes'; by default what lies beside the target."""
 
   def __post_init__(self):
     check_choice('dtype', self.dtype, DTYPES)

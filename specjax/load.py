@@ -1,26 +1,27 @@
-"""Reading a pair from its folder, and what makes two files a pair."""
+"""Reading a pair, from its folder or from two checkpoints, and what makes it one."""
 
 import dataclasses
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from specjax.checkpoints import store
+from specjax import vocabulary as vocabulary_lib
+from specjax.checkpoints import files, formats, hf, store
+from specjax.checkpoints.leaves import restore
 from specjax.core.types import Model, Output, Params
-from specjax.data import text as text_lib
 from specjax.data.text import Vocabulary
 from specjax.generation import SOURCE_BUCKETS
-from specjax.models.t5 import t5_model
+from specjax.models.t5 import T5Config, t5_model
 from specjax.pair import EMBEDDED, Pair
-from specjax.shard import shard_pair
+from specjax.shard import param_shardings, shard_pair
 
 ASSETS = Path(__file__).parent / 'assets'
 # Embeddings are padded to a multiple of 128, or of that for each device.
 MAX_PADDING = 1024
+MAX_SOURCE = 512
 
 
 def load_pair(
@@ -31,20 +32,24 @@ def load_pair(
   table_text: str | Path | None = None,
   mesh: jax.sharding.Mesh | None = None,
   shard_draft: bool = False,
+  vocabulary: str | Path | None = None,
 ) -> Pair:
   """Loads a target, its draft and their vocabulary.
 
   Args:
-    name: 'embedded', or a folder with `target.safetensors`, `vocab.model`,
+    name: 'embedded'; a folder with `target.safetensors`, `vocab.model`,
       `draft.safetensors` (may be missing) and `pair.json` (may be missing: a
       dictionary with `max_source`, default 512, `extra_ids`, default 100, and
-      `vocabulary`, a file name or 'bytes').
-    draft: another draft, a safetensors file or a pair's folder.
+      `vocabulary`, a file name or 'bytes'); or any checkpoint of a T5 (Hugging
+      Face, T5X, Orbax, specjax), local or `gs://`.
+    draft: another draft: any checkpoint, or a pair's folder.
     dtype: of weights and activations, 'float32' or 'bfloat16'.
     table_text: what method 'table' counts, one output text a line.
     mesh: devices that decode together, see `specjax.shard_pair`; parameters go
       straight into shards.
     shard_draft: split the draft as well.
+    vocabulary: a SentencePiece file or 'bytes'; None: what lies beside the target
+      (vocab.model, spiece.model, sentencepiece.model, or a tokenizer of ByT5's).
 
   Returns:
     The pair, its parameters on the mesh or on the default device.
@@ -52,39 +57,38 @@ def load_pair(
   Raises:
     ValueError: missing or damaged files, or vocabularies that differ.
   """
-  folder = ASSETS if str(name) == EMBEDDED else Path(name).expanduser()
-  if not folder.is_dir():
+  place = str(ASSETS) if str(name) == EMBEDDED else files.resolve(name)
+  if not place.startswith(files.BUCKET) and not Path(place).exists():
     raise ValueError(
-      f"model: {str(name)!r} is neither 'embedded' nor a folder with a pair's files"
+      f"model: {str(name)!r} is neither 'embedded' nor a folder with a pair's files or "
+      'a checkpoint; check the path (of a model on a hub, fetch the files first)'
     )
-  manifest = _read_manifest(folder)
-  vocabulary = _read_vocabulary(folder, manifest)
-  max_source = manifest['max_source']
-  target = store.load(folder / 'target.safetensors', dtype=dtype)
-  config = dataclasses.replace(target.config, dtype=dtype)
-  if config.vocab_size < vocabulary.size:
+  manifest = vocabulary_lib.read_manifest(vocabulary_lib.folder_of(place))
+  config, params = _load(place, 'target.safetensors', dtype, mesh)
+  words = vocabulary_lib.find(place, vocabulary)
+  if words is None:
     raise ValueError(
-      f'model: the target has {config.vocab_size} logits, its vocabulary '
-      f'{vocabulary.size} ids; they do not belong together'
+      f'vocabulary: none beside {place} (looked for '
+      f'{", ".join(vocabulary_lib.NAMES)}, or a tokenizer_config.json of ByT5); name a '
+      "SentencePiece file with --vocabulary, or 'bytes'"
     )
-  draft_path = _draft_path(folder, draft)
+  _check_width('model', place, config.vocab_size, words.size)
   draft_model = draft_config = draft_params = None
-  if draft_path is not None:
-    _check_vocabulary(draft_path.parent, folder, vocabulary)
-    loaded = store.load(draft_path, dtype=dtype)
-    draft_config = dataclasses.replace(loaded.config, dtype=dtype)
-    _check_width(draft_path, draft_config.vocab_size, vocabulary.size)
+  draft_place = _draft_place(place, draft)
+  if draft_place is not None:
+    _check_vocabulary(draft_place, place, words)
+    draft_config, draft_params = _load(draft_place, 'draft.safetensors', dtype, None)
+    _check_width('draft_model', draft_place, draft_config.vocab_size, words.size)
     draft_model = resize_vocab(t5_model(draft_config), config.vocab_size)
-    draft_params = loaded.params
-  params = Params(target.params, draft_params)
+  max_source = manifest.get('max_source', MAX_SOURCE)
   pair = Pair(
     name=str(name),
     target=t5_model(config),
     draft=draft_model,
-    params=jax.device_put(params) if mesh is None else params,
+    params=Params(params, draft_params),
     target_config=config,
     draft_config=draft_config,
-    vocabulary=vocabulary,
+    vocabulary=words,
     max_source=max_source,
     source_buckets=(*(b for b in SOURCE_BUCKETS if b < max_source), max_source),
     table_text=None if table_text is None else str(table_text),
@@ -113,41 +117,48 @@ def resize_vocab(model: Model, width: int) -> Model:
   return Model(model.init, extend)
 
 
-def _draft_path(folder: Path, draft: str | Path | None) -> Path | None:
-  if draft is None:
-    path = folder / 'draft.safetensors'
-    return path if path.exists() else None
-  path = Path(draft).expanduser()
-  return path / 'draft.safetensors' if path.is_dir() else path
+def _load(
+  place: str, pair_file: str, dtype: str, mesh: jax.sharding.Mesh | None
+) -> tuple[T5Config, Any]:
+  """A T5 of any format, its parameters split over a mesh or on the default device.
+
+  Args:
+    place: a checkpoint, or the folder of a pair.
+    pair_file: which file of a pair's folder is meant.
+    dtype: of the parameters.
+    mesh: each device gets its block of a target; None: all on one device.
+  """
+  if files.exists(f'{place}/{pair_file}'):
+    place = f'{place}/{pair_file}'
+  name = place.rpartition('/')[2]
+  is_ours = name.endswith(formats.SPECJAX_SUFFIX) and name != hf.SINGLE
+  if is_ours and not place.startswith(files.BUCKET):
+    # Read at once: its hash is that of all parameters.
+    loaded = store.load(place, dtype=dtype)
+    config = loaded.config
+    params = loaded.params if mesh is not None else jax.device_put(loaded.params)
+  else:
+    weights = formats.open_weights(place)
+    config = weights.config
+    shardings = None if mesh is None else param_shardings(config, mesh)
+    params = restore(weights, dtype=dtype, shardings=shardings)
+  return dataclasses.replace(config, dtype=dtype), params
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
-  manifest = {'max_source': 512, 'extra_ids': 100, 'vocabulary': 'vocab.model'}
-  path = folder / 'pair.json'
-  if path.exists():
-    try:
-      manifest.update(json.loads(path.read_text(encoding='utf-8')))
-    except (OSError, ValueError, TypeError) as error:
-      raise ValueError(f'model: {path} is not valid JSON ({error})') from error
-  return manifest
+def _draft_place(place: str, draft: str | Path | None) -> str | None:
+  if draft is not None:
+    return files.resolve(draft)
+  return place if files.exists(f'{place}/draft.safetensors') else None
 
 
-def _read_vocabulary(folder: Path, manifest: dict[str, Any]) -> Vocabulary:
-  if manifest['vocabulary'] == 'bytes':
-    return text_lib.byte_vocabulary(manifest['extra_ids'])
-  path = folder / manifest['vocabulary']
-  return text_lib.sentencepiece_vocabulary(path, manifest['extra_ids'])
-
-
-def _check_vocabulary(draft_folder: Path, folder: Path, vocabulary: Vocabulary) -> None:
+def _check_vocabulary(draft_place: str, place: str, vocabulary: Vocabulary) -> None:
   """A draft that comes with a vocabulary must come with the target's."""
-  manifest = _read_manifest(draft_folder)
-  has_own = (draft_folder / manifest['vocabulary']).exists()
-  if draft_folder.resolve() == folder.resolve() or not (
-    has_own or manifest['vocabulary'] == 'bytes'
-  ):
+  folder = vocabulary_lib.folder_of(draft_place)
+  own = None
+  if folder != vocabulary_lib.folder_of(place):
+    own = vocabulary_lib.find(draft_place)
+  if own is None:
     return
-  own = _read_vocabulary(draft_folder, manifest)
   same = own.size == vocabulary.size and all(
     own.piece(token) == vocabulary.piece(token) for token in range(own.size)
   )
@@ -159,10 +170,15 @@ def _check_vocabulary(draft_folder: Path, folder: Path, vocabulary: Vocabulary) 
     )
 
 
-def _check_width(path: Path, width: int, size: int) -> None:
+def _check_width(field: str, place: str, width: int, size: int) -> None:
   """Padding may differ, vocabularies may not."""
   if width < size or width - size >= MAX_PADDING:
+    remedy = (
+      'name its own with --vocabulary'
+      if field == 'model'
+      else "choose a draft of the target's vocabulary, or --method ngram"
+    )
     raise ValueError(
-      f"draft_model: {path} has {width} logits, the target's vocabulary {size} ids; "
-      "choose a draft of the target's vocabulary, or --method ngram"
+      f"{field}: {place} has {width} logits, the target's vocabulary {size} ids; "
+      f'{remedy}'
     )

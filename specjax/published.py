@@ -141,7 +141,12 @@ def run_config(
   """
   data, model = mesh_shape(target.size, machine.num_devices)
   return RunConfig(
-    pair=PairConfig(model=target.path, draft_model=draft.path, dtype='bfloat16'),
+    pair=PairConfig(
+      model=target.path,
+      draft_model=draft.path,
+      dtype='bfloat16',
+      vocabulary=target.vocabulary,
+    ),
     speculation=SpeculationConfig(num_speculative_tokens=num_draft),
     sampling=SamplingConfig(temperature=temperature),
     io=IOConfig(batch_size=batch_size * data),

@@ -32,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       table_text=config.pair.table_text,
       mesh=mesh,
       shard_draft=config.parallel.shard_draft,
+      vocabulary=config.pair.vocabulary,
     )
     run = (
       demo.Demonstration(config, pair).run

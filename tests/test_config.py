@@ -137,15 +137,16 @@ def test_a_configuration_file_that_is_none(tmp_path):
 
 def test_the_command_line_sets_every_field():
   arguments = (
-    '--model m --draft_model d --table_text t --dtype bfloat16 --method ngram '
-    '--num_speculative_tokens 7 --rejection_sample_method block --prompt_lookup_max 5 '
-    '--prompt_lookup_min 2 --temperature 0.5 --top_k 3 --top_p 0.9 --seed 8 '
-    '--max_new_tokens 20 --min_new_tokens 2 --banned_ids 5 6 --prompt a --prompt bc '
-    '--output o --batch_size 2 --truncate --stream --no-trace --no-compare'
+    '--model m --draft_model d --table_text t --dtype bfloat16 --vocabulary v '
+    '--method ngram --num_speculative_tokens 7 --rejection_sample_method block '
+    '--prompt_lookup_max 5 --prompt_lookup_min 2 --temperature 0.5 --top_k 3 '
+    '--top_p 0.9 --seed 8 --max_new_tokens 20 --min_new_tokens 2 --banned_ids 5 6 '
+    '--prompt a --prompt bc --output o --batch_size 2 --truncate --stream '
+    '--no-trace --no-compare'
   )
   config = cli.parse(arguments.split())
   assert config == RunConfig(
-    PairConfig('m', 'd', 't', 'bfloat16'),
+    PairConfig('m', 'd', 't', 'bfloat16', 'v'),
     SpeculationConfig('ngram', 7, 'block', 5, 2),
     SamplingConfig(0.5, 3, 0.9, 8, 20, 2, (5, 6)),
     IOConfig(('a', 'bc'), None, 'o', 2, True, True, False, False),

@@ -7,6 +7,7 @@ blocks beside what its devices hold.
 """
 
 import functools
+import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -63,14 +64,17 @@ def read_whole(leaf: Leaf) -> np.ndarray:
   return leaf.read(tuple(slice(0, size) for size in leaf.shape))
 
 
-def expected_shapes(config: t5.T5Config) -> dict[str, tuple[int, ...]]:
-  """Parameter names joined by '/' and their shapes; computes nothing."""
+@functools.cache
+def expected_shapes(config: t5.T5Config) -> Mapping[str, tuple[int, ...]]:
+  """Parameter names joined by '/' and their shapes; computes nothing, once."""
   tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
   variables = jax.eval_shape(
     t5.Transformer(config).init, jax.random.key(0), tokens, tokens
   )
   leaves = flax.traverse_util.flatten_dict(variables['params'], sep='/')
-  return {name: tuple(leaf.shape) for name, leaf in leaves.items()}
+  return types.MappingProxyType(
+    {name: tuple(leaf.shape) for name, leaf in leaves.items()}
+  )
 
 
 def check_shapes(
@@ -121,7 +125,7 @@ def restore(
     ValueError: a value is not finite, or a block can not be read; the message
       names the parameter.
   """
-  default = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  default = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   params = {
     name: jax.make_array_from_callback(
       leaf.shape,

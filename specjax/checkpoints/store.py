@@ -8,7 +8,7 @@ written beside their place and renamed, so that a reader never sees half of one.
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,8 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from specjax.checkpoints.leaves import check_finite, check_shapes
+from specjax.checkpoints import files, tensors
+from specjax.checkpoints.leaves import Weights, check_finite, check_shapes, read_whole
 from specjax.models import t5
 
 FORMAT = 'specjax.t5.1'
@@ -75,7 +76,7 @@ def save(
     'format': FORMAT,
     'config': json.dumps(config.to_dict()),
     'notes': json.dumps(dict(notes or {})),
-    'sha256': _digest(leaves),
+    'sha256': digest(sorted(leaves.items())),
   }
   write_atomically(path, safetensors.numpy.save(leaves, metadata))
 
@@ -102,16 +103,9 @@ def load(path: str | Path, *, dtype: str = 'float32') -> Checkpoint:
       f'weights: cannot read {path} ({error.strerror}); check the path'
     ) from error
   metadata, leaves = _parse(path, data)
-  try:
-    config = t5.T5Config.from_dict(json.loads(metadata['config']))
-    notes = json.loads(metadata['notes'])
-  except (KeyError, ValueError, TypeError) as error:
-    raise ValueError(
-      f'weights: {path} holds no valid configuration ({error}); fetch or export '
-      'the file again'
-    ) from error
+  config, notes = _describe(path, metadata)
   _check_leaves(path, leaves, config)
-  if _digest(leaves) != metadata.get('sha256'):
+  if digest(sorted(leaves.items())) != metadata.get('sha256'):
     raise ValueError(
       f'weights: the tensors of {path} are not those that were saved (hash '
       'differs); fetch or export the file again'
@@ -120,6 +114,53 @@ def load(path: str | Path, *, dtype: str = 'float32') -> Checkpoint:
     {name: leaf.astype(jnp.dtype(dtype)) for name, leaf in leaves.items()}, sep='/'
   )
   return Checkpoint(config, params, notes)
+
+
+def open_weights(path: str | os.PathLike) -> Weights:
+  """Opens a file without reading its tensors (the hash is not compared).
+
+  Args:
+    path: local or `gs://`.
+
+  Returns:
+    The weights; blocks are read by byte ranges.
+
+  Raises:
+    ValueError: as for `load`, except for what only the values can tell.
+  """
+  place = files.resolve(path)
+  leaves, metadata = tensors.open_file(place)
+  _check_format(place, metadata)
+  config, notes = _describe(place, metadata)
+  check_shapes(place, {name: leaf.shape for name, leaf in leaves.items()}, config)
+  return Weights(config, leaves, notes)
+
+
+def write(path: str | Path, weights: Weights) -> None:
+  """Writes weights tensor by tensor, each in its own dtype.
+
+  Args:
+    path: the file; one that was interrupted is continued, any other is replaced.
+    weights: in float32 or bfloat16.
+
+  Raises:
+    ValueError: the file can not be written.
+  """
+  path = Path(path).expanduser()
+  leaves = dict(sorted(weights.leaves.items()))
+  metadata = {
+    'format': FORMAT,
+    'config': json.dumps(weights.config.to_dict()),
+    'notes': json.dumps(dict(weights.notes)),
+    'sha256': '0' * 64,
+  }
+  tensors.write_file(path, leaves, metadata)
+  # The hash is known at the end, and has its place in the header.
+  written, _ = tensors.open_file(str(path))
+  metadata['sha256'] = digest(
+    (name, read_whole(leaf)) for name, leaf in written.items()
+  )
+  tensors.write_header(path, leaves, metadata)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -150,11 +191,7 @@ def _parse(path: Path, data: bytes) -> tuple[dict[str, str], dict[str, np.ndarra
     raise ValueError(f'weights: {path} is damaged or cut ({error}); {again}') from error
   header_size = int.from_bytes(data[:8], 'little')
   metadata = json.loads(data[8 : 8 + header_size]).get('__metadata__') or {}
-  if metadata.get('format') != FORMAT:
-    raise ValueError(
-      f'weights: {path} is no {FORMAT} file (format {metadata.get("format")!r}); '
-      'convert other checkpoints with specjax.checkpoints first'
-    )
+  _check_format(path, metadata)
   leaves = {}
   for name, tensor in tensors:
     if tensor['dtype'] not in _DTYPES:
@@ -175,9 +212,31 @@ def _check_leaves(
     check_finite(f'{path}: {name}', leaf)
 
 
-def _digest(leaves: Mapping[str, np.ndarray]) -> str:
-  digest = hashlib.sha256()
-  for name in sorted(leaves):
-    digest.update(name.encode())
-    digest.update(np.ascontiguousarray(leaves[name]).tobytes())
-  return digest.hexdigest()
+def digest(leaves: Iterable[tuple[str, np.ndarray]]) -> str:
+  """SHA-256 of parameters in the order of their names; hexadecimal."""
+  found = hashlib.sha256()
+  for name, leaf in leaves:
+    found.update(name.encode())
+    found.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
+  return found.hexdigest()
+
+
+def _check_format(path: str | Path, metadata: Mapping[str, str]) -> None:
+  if metadata.get('format') != FORMAT:
+    raise ValueError(
+      f'weights: {path} is no {FORMAT} file (format {metadata.get("format")!r}); '
+      'convert other checkpoints with specjax.checkpoints.convert first'
+    )
+
+
+def _describe(
+  path: str | Path, metadata: Mapping[str, str]
+) -> tuple[t5.T5Config, dict[str, Any]]:
+  try:
+    config = t5.T5Config.from_dict(json.loads(metadata['config']))
+    return config, json.loads(metadata['notes'])
+  except (KeyError, ValueError, TypeError) as error:
+    raise ValueError(
+      f'weights: {path} holds no valid configuration ({error}); fetch or export '
+      'the file again'
+    ) from error

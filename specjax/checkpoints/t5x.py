@@ -104,6 +104,7 @@ def write(
   *,
   step: int = 0,
   dtype: str | None = None,
+  continues: bool = False,
 ) -> None:
   """Writes a checkpoint that T5X's `Checkpointer` restores, all or nothing.
 
@@ -118,6 +119,8 @@ def write(
     step: >= 0.
     dtype: 'float32', 'bfloat16' (rounds to nearest even), or None for the dtype
       of each leaf.
+    continues: write at `path` itself, where an interrupted call may have left
+      leaves: those that are equal are kept. The file `checkpoint` comes last.
 
   Raises:
     ValueError: the place is taken or can not be written, the weights do not fit
@@ -130,6 +133,9 @@ def write(
     raise ValueError(f'step: {step}; give 0 or more')
   shapes = {name: leaf.shape for name, leaf in weights.leaves.items()}
   check_shapes(place, shapes, weights.config)
+  if continues:
+    _write_files(place, weights, step, dtype)
+    return
   if files.exists(place) or files.names(place) or Path(place).exists():
     raise ValueError(f'weights: {place} exists; choose another place, or delete it')
   if place.startswith(files.BUCKET):
@@ -170,9 +176,17 @@ def _write_files(folder: str, weights: Weights, step: int, dtype: str | None) ->
         'shape': list(values.shape),
       },
     }
-    place = {**spec, 'kvstore': files.kvstore(f'{folder}/{key}')}
+    place = {
+      **spec,
+      'kvstore': files.kvstore(f'{folder}/{key}'),
+      # Zeros are written like other values: no file would mean a lost one.
+      'store_data_equal_to_fill_value': True,
+      'fill_missing_data_reads': False,
+    }
     try:
-      ts.open(place, create=True).result().write(values).result()
+      array = ts.open(place, create=True, open=True).result()
+      if not _holds(array, values):
+        array.write(values).result()
     except (ValueError, OSError) as error:
       reason = str(error).partition('\n')[0].partition(' [')[0]
       raise ValueError(f'weights: cannot write {name} ({reason})') from error
@@ -187,6 +201,13 @@ def _write_files(folder: str, weights: Weights, step: int, dtype: str | None) ->
   }
   store = ts.KvStore.open(files.kvstore(folder)).result()
   store.write(_FILE, flax.serialization.msgpack_serialize(tree)).result()
+
+
+def _holds(array: ts.TensorStore, values: np.ndarray) -> bool:
+  try:
+    return np.array_equal(array.read().result(), values)
+  except ValueError:  # a chunk is missing or damaged
+    return False
 
 
 def _chunks(values: np.ndarray) -> list[int]:

@@ -8,7 +8,8 @@ from typing import Any
 import flax.traverse_util
 import numpy as np
 
-from specjax.checkpoints import leaves, store
+from specjax.checkpoints import store
+from specjax.checkpoints.leaves import expected_shapes
 from specjax.models.t5 import T5Config, t5_model
 from specjax.testing.tiny_t5 import TinyT5, tiny_t5
 
@@ -29,7 +30,7 @@ def blank_t5(num_logits: int) -> TinyT5:
     num_decoder_layers=1,
   )
   params = flax.traverse_util.unflatten_dict(
-    {name: np.zeros(shape) for name, shape in leaves.expected_shapes(config).items()},
+    {name: np.zeros(shape) for name, shape in expected_shapes(config).items()},
     sep='/',
   )
   return TinyT5(config, params, t5_model(config), t5_model(config))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from specjax.checkpoints import leaves as leaves_lib
 from specjax.checkpoints import store
+from specjax.checkpoints.leaves import expected_shapes
 from specjax.models import t5
 
 CONFIG = t5.T5Config(
@@ -83,7 +83,7 @@ def test_paths(path, tmp_path, monkeypatch, spelling):
 
 
 def test_expected_shapes_are_t5xs_names(params):
-  shapes = leaves_lib.expected_shapes(CONFIG)
+  shapes = expected_shapes(CONFIG)
   leaves = flax.traverse_util.flatten_dict(dict(params), sep='/')
   assert shapes == {name: leaf.shape for name, leaf in leaves.items()}
   assert shapes[NAME] == (16, 8)

@@ -40,6 +40,8 @@ class T5Config:
     mlp_activations: one name: a plain block; two: a gated one, whose branches
       are multiplied.
     logits_via_embedding: the head is the embedding, scaled by D^-1/2.
+    scale_tied_logits: with `logits_via_embedding`, the D^-1/2 is there, as T5X
+      always has it; some Hugging Face models tie without it.
     relative_attention_num_buckets: R, even.
     relative_attention_max_distance: distances from here on share a bucket.
     dtype: of the activations, `'float32'` or `'bfloat16'`. Softmax, norms and
@@ -58,6 +60,7 @@ class T5Config:
   num_decoder_layers: int
   mlp_activations: tuple[str, ...] = ('gelu', 'linear')
   logits_via_embedding: bool = False
+  scale_tied_logits: bool = True
   relative_attention_num_buckets: int = 32
   relative_attention_max_distance: int = 128
   dtype: str = 'float32'
@@ -66,10 +69,9 @@ class T5Config:
     for name in _COUNTS:
       _require_int(name, getattr(self, name), at_least=1)
     _require_activations(self.mlp_activations)
-    if not isinstance(self.logits_via_embedding, bool):
-      raise ValueError(
-        f'logits_via_embedding={self.logits_via_embedding!r}: must be true or false'
-      )
+    for name in ('logits_via_embedding', 'scale_tied_logits'):
+      if not isinstance(getattr(self, name), bool):
+        raise ValueError(f'{name}={getattr(self, name)!r}: must be true or false')
     buckets = self.relative_attention_num_buckets
     _require_int('relative_attention_num_buckets', buckets, at_least=4)
     if buckets % 2:

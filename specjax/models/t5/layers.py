@@ -122,7 +122,7 @@ class Embed(nn.Module):
     rows_BTD = jnp.take(self.embedding, tokens_BT, axis=0, mode='clip')
     return rows_BTD.astype(self.dtype)
 
-  def logits(self, x_BTD: jax.Array) -> jax.Array:
+  def logits(self, x_BTD: jax.Array, *, scaled: bool = True) -> jax.Array:
     batch, length, _ = x_BTD.shape
     if batch * length > _FEW_ROWS:
       logits_BTV = float32_product(x_BTD, self.embedding, contract=1)
@@ -131,7 +131,7 @@ class Embed(nn.Module):
       # for the latter the compiler repacks the whole table E.
       logits_VBT = float32_product(self.embedding, x_BTD, contract=2)
       logits_BTV = jnp.moveaxis(logits_VBT, 0, -1)
-    return logits_BTV * self.emb_dim**-0.5
+    return logits_BTV * self.emb_dim**-0.5 if scaled else logits_BTV
 
 
 def relative_position_bucket(

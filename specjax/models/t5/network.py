@@ -246,7 +246,9 @@ class Transformer(nn.Module):
     )
     with jax.named_scope('logits'):
       if self.config.logits_via_embedding:
-        logits_BTV = self.token_embedder.logits(hidden_BTD)
+        logits_BTV = self.token_embedder.logits(
+          hidden_BTD, scaled=self.config.scale_tied_logits
+        )
       else:
         logits_BTV = self.decoder.logits(hidden_BTD)
     return logits_BTV, hidden_BTD, key_values

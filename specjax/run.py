@@ -3,6 +3,7 @@
   python -m specjax.run                                  a demonstration
   python -m specjax.run --prompt "ende: Click the button."
   python -m specjax.run --input sources.txt --output results.jsonl
+  python -m specjax.run --task ende --split test --num_examples 100
 
 Exit codes: 0; 1 when a greedy output is not plain decoding's; 2 for bad input,
 with one line on stderr that says what to do; 130 when interrupted.
@@ -22,7 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from specjax import load
     from specjax.command import demo, session
 
-    texts = session.read_texts(config)
+    task = session.read_task(config)
+    texts = session.read_texts(config) if task is None else task.sources
     pair = load.load_pair(
       config.pair.model,
       draft=config.pair.draft_model,
@@ -32,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = (
       demo.Demonstration(config, pair).run
       if texts is None
-      else session.Session(config, pair, texts).run
+      else session.Session(config, pair, texts, task).run
     )
   except ValueError as error:
     return cli.fail(error)

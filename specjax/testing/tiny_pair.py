@@ -8,7 +8,7 @@ from typing import Any
 import flax.traverse_util
 import numpy as np
 
-from specjax.checkpoints import store
+from specjax.checkpoints import leaves, store
 from specjax.models.t5 import T5Config, t5_model
 from specjax.testing.tiny_t5 import TinyT5, tiny_t5
 

@@ -54,7 +54,12 @@ def exact_match(targets: Sequence[str], predictions: Sequence[str]) -> dict[str,
 
 def is_available(metric: Metric) -> bool:
   """Whether the package that the metric needs can be imported."""
-  package = {bleu: 'sacrebleu', chrf: 'sacrebleu', rouge: 'rouge_score'}.get(metric)
+  packages: dict[Metric, str] = {
+    bleu: 'sacrebleu',
+    chrf: 'sacrebleu',
+    rouge: 'rouge_score',
+  }
+  package = packages.get(metric)
   try:
     return package is None or bool(importlib.import_module(package))
   except ImportError:

@@ -234,7 +234,7 @@ def t5_config(module: Any) -> T5Config:
   Raises:
     ValueError: the module is another network.
   """
-  network = getattr(module, 'config', None)
+  network: Any = getattr(module, 'config', None)
   missing = [name for name in _NETWORK if not hasattr(network, name)]
   if missing or getattr(module, 'scan_layers', False):
     reason = f'it lacks {", ".join(missing)}' if missing else 'it scans its layers'

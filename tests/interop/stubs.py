@@ -5,6 +5,7 @@ to exist, for annotations and `isinstance`, and of `jestimator` an optimizer tha
 listed and not used here. Where they are installed, they are left alone.
 """
 
+import functools
 import importlib
 import importlib.util
 import sys
@@ -31,6 +32,7 @@ def _module(name: str, **attributes) -> types.ModuleType:
   return module
 
 
+@functools.cache
 def install() -> None:
   """Puts stand-ins for `airio` and `jestimator` where those are not installed."""
   if importlib.util.find_spec('airio') is None:

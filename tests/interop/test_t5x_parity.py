@@ -4,6 +4,7 @@ Runs wherever T5X can be imported; see `stubs.NEEDED`.
 """
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ pytestmark = [pytest.mark.t5x, pytest.mark.filterwarnings('ignore')]
 
 NUM_LOGITS = 20
 NUM_TOKENS = 16
-EOS = 1
+EOS = 13  # what these random networks say early enough
 VERSIONS = {
   '1.0': {'mlp_activations': ('relu',), 'logits_via_embedding': True},
   '1.1': {'mlp_activations': ('gelu', 'linear'), 'logits_via_embedding': False},
@@ -156,19 +157,19 @@ def test_logits_at_every_relative_offset(version):
   np.testing.assert_allclose(output.logits_BTV, expected, atol=1e-5)
 
 
-PROMPT_BT = np.array([[5, 9, 3], [7, 1, 4], [6, 6, 0], [0, 0, 0]], np.int32)
-# An end token inside a prompt is sampled anew by T5X and what follows is forced;
-# in ours the prompt ends there. The data have neither.
-PLAIN_PROMPT_BT = np.where(PROMPT_BT == EOS, 0, PROMPT_BT)
-PLAIN_PROMPT_BT[1, 2] = 0
+# End tokens are taken off, as T5X does.
+PROMPT_BT = np.array(
+  [[5, 9, 3, EOS], [7, 0, 0, 0], [6, 6, EOS, 0], [0, 0, 0, 0]], np.int32
+)
 
 
-@pytest.mark.parametrize('method', ['model', 'ngram'])
-@pytest.mark.parametrize('prompted', [False, True])
-@pytest.mark.parametrize('temperature', [0.0, 1.0])
+@pytest.mark.parametrize(
+  ('temperature', 'prompted', 'method'),
+  [(0.0, False, 'model'), (1.0, True, 'model'), (0.0, True, 'ngram')],
+)
 def test_greedy_tokens_and_scores(temperature, prompted, method):
   """Temperature 0, and top-1 at temperature 1 (T5X's default), rescaled or not."""
-  prompt_BT = PLAIN_PROMPT_BT if prompted else None
+  prompt_BT = PROMPT_BT if prompted else None
   options = {'prompt_with_targets': prompted}
   for rescale in (True, False):
     sampling = {'temperature': temperature, 'rescale_log_probs': rescale}
@@ -186,6 +187,7 @@ def test_greedy_tokens_and_scores(temperature, prompted, method):
       assert (our_aux['scores'] < -0.1).all()
   assert len(np.unique(ours, axis=0)) == len(ours)
   assert (ours == EOS).any()
+  assert (ours[:, -1] > 0).any()
 
 
 def test_return_all_decodes_and_max_decode_steps():
@@ -195,8 +197,8 @@ def test_return_all_decodes_and_max_decode_steps():
     'return_all_decodes': True,
     'prompt_with_targets': True,
   }
-  theirs, their_aux = predict(t5x_model(**sampling), batch(PLAIN_PROMPT_BT), **options)
-  ours, our_aux = predict(twin(**sampling), batch(PLAIN_PROMPT_BT), **options)
+  theirs, their_aux = predict(t5x_model(**sampling), batch(PROMPT_BT), **options)
+  ours, our_aux = predict(twin(**sampling), batch(PROMPT_BT), **options)
   assert ours.shape == theirs.shape == (4, 3, NUM_TOKENS)
   np.testing.assert_array_equal(ours, theirs)
   np.testing.assert_allclose(our_aux['scores'], their_aux['scores'], atol=1e-4)
@@ -292,14 +294,14 @@ def test_scores_are_score_batchs():
 
 
 def test_an_evaluation_with_seqio():
-  """`seqio.Evaluator` on a task in memory, through T5X's own inference function."""
+  """With T5X's `get_infer_fn`; the references are T5X's own predictions."""
   seqio = pytest.importorskip('seqio', reason=stubs.NEEDED)
   import tensorflow as tf
 
   vocabulary = t5x_model().output_vocabulary
   expected, _ = predict(t5x_model(temperature=0.0), batch())
   rows = [
-    {'inputs': source[source > 0], 'targets': target[target > 0][:-1]}
+    {'inputs': source[source > 0], 'targets': target[: _end(target)]}
     for source, target in zip(INPUTS_BE, expected, strict=True)
   ]
   signature = {name: tf.TensorSpec([None], tf.int32) for name in ('inputs', 'targets')}
@@ -308,9 +310,8 @@ def test_an_evaluation_with_seqio():
     return tf.data.Dataset.from_generator(lambda: rows, output_signature=signature)
 
   def exact(targets, predictions):
-    pairs = list(zip(targets, predictions, strict=True))
-    seen.extend(pairs)
-    return {'exact': sum(p[: len(t)] == t for t, p in pairs) / len(pairs)}
+    seen.extend(zip(targets, predictions, strict=True))
+    return {'exact': np.mean([list(t) == list(p) for t, p in seen])}
 
   seen = []
   name = 'in_memory'
@@ -321,9 +322,9 @@ def test_an_evaluation_with_seqio():
     source=seqio.FunctionDataSource(
       dataset, splits=('test',), num_input_examples={'test': len(rows)}
     ),
-    preprocessors=[seqio.preprocessors.append_eos],
+    preprocessors=[],
     output_features={
-      key: seqio.Feature(vocabulary, add_eos=key == 'targets', dtype=tf.int32)
+      key: seqio.Feature(vocabulary, add_eos=False, dtype=tf.int32)
       for key in ('inputs', 'targets')
     },
     metric_fns=[exact],
@@ -334,16 +335,60 @@ def test_an_evaluation_with_seqio():
     eval_split='test',
     sequence_length={'inputs': 6, 'targets': NUM_TOKENS},
   )
-  run = jax.jit(twin(temperature=0.0).predict_batch)
-
-  def predict_fn(dataset):
-    results = []
-    for index, example in dataset.as_numpy_iterator():
-      one = {key: value[None] for key, value in example.items()}
-      (tokens,) = run(target_params(), one)
-      results.append((int(index), np.asarray(tokens).tolist()))
-    return results
-
+  everywhere = types.SimpleNamespace(params=None, flax_mutables=None)
+  infer_fn = stubs.import_t5x('utils').get_infer_fn(
+    infer_step=twin(temperature=0.0).predict_batch,
+    batch_size=2,
+    train_state_axes=everywhere,
+    partitioner=stubs.import_t5x('partitioning').PjitPartitioner(num_partitions=1),
+  )
+  state = types.SimpleNamespace(params=target_params(), flax_mutables=None)
+  predict_fn = functools.partial(infer_fn, train_state=state)
   all_metrics, _ = evaluator.evaluate(compute_metrics=True, predict_fn=predict_fn)
   assert all_metrics.result()[name]['exact'] == 1.0
   assert len(seen) == len(rows)
+  assert len({len(target) for target, _ in seen}) > 2
+
+
+def _end(tokens):
+  """The length of an output, its end token included."""
+  return int(np.argmax(tokens == EOS)) + 1 if EOS in tokens else len(tokens)
+
+
+GIN = """
+from __gin__ import dynamic_registration
+import seqio
+from t5x import models
+from t5x.examples.t5 import network
+from specjax.interop import t5x as specjax_t5x
+
+specjax_t5x.SpeculativeModel:
+  model = @models.EncoderDecoderModel()
+  num_draft = 2
+  decoder_params = {'temperature': 0.0, 'rescale_log_probs': False}
+models.EncoderDecoderModel:
+  module = @network.Transformer()
+  input_vocabulary = @seqio.PassThroughVocabulary()
+  output_vocabulary = @seqio.PassThroughVocabulary()
+  optimizer_def = None
+seqio.PassThroughVocabulary.size = 32100
+network.Transformer.config = @network.T5Config()
+network.T5Config:
+  vocab_size = 32128
+  dtype = 'bfloat16'
+  mlp_activations = ('gelu', 'linear')
+"""
+
+
+def test_from_gin():
+  stubs.import_t5x('models')
+  gin = pytest.importorskip('gin', reason=stubs.NEEDED)
+  with gin.unlock_config():
+    gin.parse_config(GIN)
+    model = gin.get_configurable(interop.SpeculativeModel)()
+  gin.clear_config()
+  assert interop.t5_config(model.module) == T5Config.from_size(
+    't5_1_0_small', mlp_activations=('gelu', 'linear'), logits_via_embedding=False,
+    dtype='bfloat16',
+  )  # fmt: skip
+  assert model.output_vocabulary.vocab_size == 32100

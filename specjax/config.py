@@ -176,14 +176,6 @@ class IOConfig:
   """A source with its task's prefix: 'ende: ...', 'summ: ...', 'fix: ...'."""
   input: Annotated[str | None, _alias('FILE')] = None
   """A file of sources, one a line; - reads standard input."""
-  task: Annotated[str | None, _alias('NAME')] = None
-  """Decode a task and score it: ende, summ, fix, or a SeqIO task (extra: seqio)."""
-  split: Annotated[str, _alias('NAME')] = 'test'
-  """Of the task, such as test or validation."""
-  num_examples: Annotated[int | None, _alias('INT')] = None
-  """Only the task's first so many examples."""
-  task_module: Annotated[str | None, _alias('MODULE')] = None
-  """A Python module that registers SeqIO tasks, such as t5.data.tasks."""
   output: Annotated[str | None, _alias('FILE')] = None
   """JSON lines: the configuration, then one record a text. Replaces the file."""
   batch_size: int = 8
@@ -196,6 +188,14 @@ class IOConfig:
   """Show where each token came from (the first 8 texts)."""
   compare: bool = True
   """If greedy, decode all texts plainly too; exit code 1 if outputs differ."""
+  task: Annotated[str | None, _alias('NAME')] = None
+  """Decode a task and score it: ende, summ, fix, or a SeqIO task (extra: seqio)."""
+  split: Annotated[str, _alias('NAME')] = 'test'
+  """Of the task, such as test or validation."""
+  num_examples: Annotated[int | None, _alias('INT')] = None
+  """Only the task's first so many examples."""
+  task_module: Annotated[str | None, _alias('MODULE')] = None
+  """A Python module that registers SeqIO tasks, such as t5.data.tasks."""
 
   def __post_init__(self):
     object.__setattr__(self, 'prompt', tuple(self.prompt))

@@ -10,7 +10,6 @@ seqio and TensorFlow are imported where they are used, and nowhere else.
 """
 
 import importlib
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -184,14 +183,7 @@ def _check_metrics(metrics: Sequence[scores.Metric]) -> None:
 def _read_tfds(name: str, split: str, num_examples: int | None) -> TaskData:
   tfds = _import('tensorflow_datasets', f'task: {name!r}')
   task = TFDS_TASKS[name]
-  try:
-    builder = tfds.builder(task.tfds_name)
-  except Exception as error:  # TFDS raises what its versions disagree on
-    reason = ' '.join(str(error).split())
-    raise ValueError(
-      f'task: {name}: TFDS refuses {task.tfds_name}: {reason}'
-    ) from error
-  check_prepared(name, task.tfds_name, builder.data_path)
+  builder = _prepared(name, task.tfds_name, lambda: tfds.builder(task.tfds_name))
   if split not in builder.info.splits:
     known = ', '.join(builder.info.splits)
     raise ValueError(f'split: {split!r} of {name} is none of {known}')
@@ -210,23 +202,30 @@ def _read_tfds(name: str, split: str, num_examples: int | None) -> TaskData:
   )
 
 
-def check_prepared(name: str, tfds_name: str, folder: str | os.PathLike) -> None:
-  """Raises a ValueError that says how to get a data set which is not there."""
-  if not Path(folder).exists():
+def _prepared(name: str, tfds_name: str, make: Callable[[], Any]) -> Any:
+  """A TFDS builder; an error says how to get data which are not there."""
+  try:
+    builder = make()
+    is_there = builder.data_path.exists()
+  except Exception as error:  # TFDS raises what its versions disagree on
+    reason = ' '.join(str(error).split())
+    raise ValueError(f'task: {name}: TFDS refuses {tfds_name}: {reason}') from error
+  if not is_there:
     raise ValueError(
-      f'task: the data of {name} are not in {folder}; prepare them with '
+      f'task: the data of {name} are not in {builder.data_path}; prepare them with '
       f"'tfds build {tfds_name.partition(':')[0]}' on a machine with network access, "
       'and point TFDS_DATA_DIR to the folder that holds them'
     )
+  return builder
 
 
 def _read_seqio(task: Any, split: str, num_examples: int | None) -> TaskData:
+  tfds = getattr(task.source, 'tfds_dataset', None)
+  if tfds is not None and tfds.name:
+    _prepared(task.name, tfds.name, lambda: tfds.builder)
   if split not in task.splits:
     known = ', '.join(task.splits)
     raise ValueError(f'split: {split!r} of {task.name} is none of {known}')
-  tfds = getattr(task.source, 'tfds_dataset', None)
-  if tfds is not None:
-    check_prepared(task.name, tfds.name, tfds.builder.data_path)
   dataset = task.get_dataset(sequence_length=None, split=split, shuffle=False)
   examples = list(dataset.take(num_examples or -1).as_numpy_iterator())
   return TaskData(

@@ -252,20 +252,36 @@ def test_a_users_task(seqio, monkeypatch):
 
 
 @pytest.mark.seqio
+@pytest.mark.parametrize('registered', [False, True])
 @pytest.mark.parametrize('name', tasks.TFDS_TASKS)
-def test_data_that_are_not_there(seqio, monkeypatch, tmp_path, name):
+def test_data_that_are_not_there(seqio, monkeypatch, tmp_path, name, registered):
   import tensorflow_datasets as tfds
 
   make = tfds.builder
-  monkeypatch.setattr(
-    tfds, 'builder', lambda name, **options: make(name, data_dir=tmp_path, **options)
-  )
+
+  def in_empty_folder(name, **options):
+    return make(name, **{**options, 'data_dir': tmp_path})
+
+  monkeypatch.setattr(tfds, 'builder', in_empty_folder)
   if name in seqio.TaskRegistry.names():
     seqio.TaskRegistry.remove(name)
+  if registered:
+    tasks.add_seqio_tasks(tasks.seqio_vocabulary(VOCABULARY))
   with pytest.raises(
     ValueError, match=r"are not in .*'tfds build .*TFDS_DATA_DIR"
   ) as e:
     tasks.read_task(name, 'test')
+  assert '\n' not in str(e.value)
+
+
+@pytest.mark.seqio
+def test_a_version_that_tfds_does_not_have(seqio, monkeypatch):
+  task = tasks.TFDS_TASKS['cnn_dailymail_v002']._replace(
+    tfds_name='cnn_dailymail:9.9.9'
+  )
+  monkeypatch.setitem(tasks.TFDS_TASKS, 'no_such_version', task)
+  with pytest.raises(ValueError, match=r'TFDS refuses cnn_dailymail:9.9.9: ') as e:
+    tasks.read_task('no_such_version', 'test')
   assert '\n' not in str(e.value)
 
 
@@ -282,6 +298,8 @@ def test_data_that_are_there(seqio, monkeypatch, tmp_path):
     as_dataset=lambda split: tf.data.Dataset.from_tensor_slices(rows),
   )
   monkeypatch.setattr(tfds, 'builder', lambda name: builder)
+  if 'cnn_dailymail_v002' in seqio.TaskRegistry.names():
+    seqio.TaskRegistry.remove('cnn_dailymail_v002')
   data = tasks.read_task('cnn_dailymail_v002', 'validation', num_examples=2)
   assert data.sources == ['summarize: Öl .', 'summarize: b']
   assert data.targets == ['1', '2']

@@ -18,10 +18,11 @@ from specjax.interop import t5x
 from specjax.testing.tiny_t5 import VOCAB_SIZE, tiny_t5
 
 NUM_TOKENS = 8
+EOS = 8  # what the second row says early
 INPUTS_BE = np.array([[4, 5, 6, 7, 1], [8, 9, 1, 0, 0], [3, 1, 0, 0, 0]], np.int32)
 # Shifted right; the second has an end token, which is no prompt.
 GIVEN_BT = np.array(
-  [[0, 5, 9, 0, 0, 0, 0, 0], [0, 7, 1, 0, 0, 0, 0, 0], [0, 0, 6, 0, 0, 0, 0, 0]],
+  [[0, 5, 9, 0, 0, 0, 0, 0], [0, 7, EOS, 0, 0, 0, 0, 0], [0, 0, 6, 0, 0, 0, 0, 0]],
   np.int32,
 )
 BATCH = {'encoder_input_tokens': INPUTS_BE, 'decoder_input_tokens': GIVEN_BT}
@@ -30,7 +31,7 @@ BATCH = {'encoder_input_tokens': INPUTS_BE, 'decoder_input_tokens': GIVEN_BT}
 def stand_in(config, **attributes):
   return types.SimpleNamespace(
     module=types.SimpleNamespace(config=config),
-    output_vocabulary=types.SimpleNamespace(vocab_size=VOCAB_SIZE, eos_id=1),
+    output_vocabulary=types.SimpleNamespace(vocab_size=VOCAB_SIZE, eos_id=EOS),
     **attributes,
   )
 
@@ -80,7 +81,7 @@ def oracle(decodes_BT):
 
 
 def length(row):
-  return int(np.argmax(row == 1)) + 1 if (row == 1).any() else len(row)
+  return int(np.argmax(row == EOS)) + 1 if (row == EOS).any() else len(row)
 
 
 def test_signature_is_t5xs():
@@ -115,6 +116,7 @@ def test_greedy_tokens_and_scores(prompted):
     assert (row[end:] == 0).all()
     np.testing.assert_array_equal(row[len(text) : end], best_BT[i, len(text) : end])
     expected.append(sum(logp_BTV[i, t, row[t]] for t in range(len(text), end)))
+  assert length(np.asarray(decodes)[1]) < NUM_TOKENS
   if prompted:
     raw = {'rescale_log_probs': False}
     again, aux = predict(**options, decoder_params=raw)
@@ -207,7 +209,7 @@ def test_bad_models():
 
 def test_the_rest_is_the_models():
   assert twin().score_batch == 'its own'
-  assert twin().output_vocabulary.eos_id == 1
+  assert twin().output_vocabulary.eos_id == EOS
   assert copy.copy(twin()).score_batch == 'its own'
   with pytest.raises(AttributeError):
     _ = twin().loss_fn

@@ -192,6 +192,14 @@ class IOConfig:
   """Show where each token came from (the first 8 texts)."""
   compare: bool = True
   """If greedy, decode all texts plainly too; exit code 1 if outputs differ."""
+  task: Annotated[str | None, _alias('NAME')] = None
+  """Decode a task and score it: ende, summ, fix, or a SeqIO task (extra: seqio)."""
+  split: Annotated[str, _alias('NAME')] = 'test'
+  """Of the task, such as test or validation."""
+  num_examples: Annotated[int | None, _alias('INT')] = None
+  """Only the task's first so many examples."""
+  task_module: Annotated[str | None, _alias('MODULE')] = None
+  """A Python module that registers SeqIO tasks, such as t5.data.tasks."""
 
   def __post_init__(self):
     object.__setattr__(self, 'prompt', tuple(self.prompt))
@@ -201,6 +209,14 @@ class IOConfig:
         raise ValueError(f'prompt: number {number} is empty; give it some text')
     if self.prompt and self.input is not None:
       raise ValueError(f'input: {self.input} beside --prompt; give one of the two')
+    if self.task is not None and (self.prompt or self.input is not None):
+      raise ValueError(
+        f'task: {self.task} beside --prompt or --input; give one of them'
+      )
+    if self.task is None and (self.num_examples or self.task_module) is not None:
+      raise ValueError('num_examples, task_module: they belong to --task; name a task')
+    if self.num_examples is not None:
+      _check_int('num_examples', self.num_examples, 1, 'give 1 or more')
 
 
 @dataclasses.dataclass(frozen=True)

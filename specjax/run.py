@@ -3,6 +3,7 @@
   python -m specjax.run                                  a demonstration
   python -m specjax.run --prompt "ende: Click the button."
   python -m specjax.run --input sources.txt --output results.jsonl
+  python -m specjax.run --task ende --split test --num_examples 100
 
 Exit codes: 0; 1 when a greedy output is not plain decoding's; 2 for bad input,
 with one line on stderr that says what to do; 130 when interrupted.
@@ -23,7 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from specjax.command import demo, devices, session
     from specjax.parallel import distributed
 
-    texts = session.read_texts(config)
+    task = session.read_task(config)
+    texts = session.read_texts(config) if task is None else task.sources
     config, mesh = devices.start(config, texts)
     pair = load.load_pair(
       config.pair.model,
@@ -37,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = (
       demo.Demonstration(config, pair).run
       if texts is None
-      else session.Session(config, pair, texts).run
+      else session.Session(config, pair, texts, task).run
     )
   except ValueError as error:
     return cli.fail(error)

@@ -8,6 +8,7 @@ aliases below do, and are checked by beartype under pytest.
   G  drafted tokens (gamma)       D  model width
   G1 G + 1                        H  heads        K  head width
   S  slots of a decode buffer     F  mlp width    R  relative-position buckets
+  P  slots of a prompt
 """
 
 from jaxtyping import Array, Bool, Float, Int, Key
@@ -16,6 +17,7 @@ RowKeys = Key[Array, 'B']
 Tokens_BE = Int[Array, 'B E']
 Tokens_BT = Int[Array, 'B T']
 Tokens_BG = Int[Array, 'B G']
+Tokens_BP = Int[Array, 'B P']
 Tokens_BS = Int[Array, 'B S']
 Int_B = Int[Array, 'B']
 Bool_B = Bool[Array, 'B']

@@ -152,6 +152,11 @@ def test_the_command_line_sets_every_field():
     IOConfig(('a', 'bc'), None, 'o', 2, True, True, False, False),
   )
   assert cli.parse(['--input', '-']).io.input == '-'
+  arguments = '--task t --split s --num_examples 3 --task_module a.b'
+  task = cli.parse(arguments.split()).io
+  assert (task.task, task.split, task.num_examples, task.task_module) == (
+    't', 's', 3, 'a.b'
+  )  # fmt: skip
   assert cli.parse([]) == RunConfig()
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from specjax import run
 from specjax.command import session
+from specjax.data import tasks
 from specjax.pair import Pair
 from specjax.testing import tiny_pair
 
@@ -76,6 +77,12 @@ def files(tmp_path):
     (['--prompt', 'a', '--output', 'no/such/folder.jsonl'], 'output: cannot write'),
     (['--prompt', 'a', '--output', '.'], 'output: cannot write'),
     (['--model', 'bad_samples'], 'samples: line 1 of'),
+    (['--task', 'fixx'], "task: 'fixx' is unknown; did you mean fix? Known are ende,"),
+    (['--task', 'fix', '--split', 'x'], "split: 'x' is none of train, valid, test"),
+    (['--task', 'fix', '--num_examples', '0'], 'num_examples: 0; give 1 or more'),
+    (['--task', 'fix', '--prompt', 'a'], 'task: fix beside --prompt or --input'),
+    (['--num_examples', '3'], 'they belong to --task'),
+    (['--task_module', 'os'], 'they belong to --task'),
   ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(
@@ -280,3 +287,28 @@ def test_the_embedded_pair_translates():
   assert results[0].finish_reason == 'eos'
   assert 'Klicken Sie' in results[0].text
   assert results[0].block_efficiency > 1
+
+
+def test_a_task_is_decoded_and_scored(cli, tmp_path, monkeypatch):
+  for name in ('seqio', 'tensorflow', 'tensorflow_datasets'):
+    monkeypatch.setitem(sys.modules, name, None)
+  path = tmp_path / 'results.jsonl'
+  task = ['--task', 'fix', '--split', 'valid', '--num_examples', 3]
+  code, out, err = cli(*task, '--no_compare', '--output', path)
+  assert code == 0
+  head, *texts, summary = map(json.loads, path.read_text('utf-8').splitlines())
+  data = tasks.read_task('fix', 'valid', num_examples=3)
+  assert head['config']['io']['task'] == 'fix'
+  # In batches, longest last; the index says which.
+  texts.sort(key=lambda record: record['index'])
+  assert [record['source'] for record in texts] == data.sources
+  assert [record['target'] for record in texts] == data.targets
+  expected = tasks.score(data, [record['text'] for record in texts])
+  assert summary['task'] == 'fix'
+  assert summary['split'] == 'valid'
+  assert summary['scores'] == expected
+  assert set(expected) == {'bleu', 'chrf', 'exact_match'}
+  line = next(line for line in err.splitlines() if line.startswith('fix valid: '))
+  assert f'chrf {expected["chrf"]:.2f}' in line
+  assert '3 texts' in line
+  assert len(out.splitlines()) == 3

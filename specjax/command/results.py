@@ -2,7 +2,7 @@
 
   {"record": "run", "config": ..., "versions": ..., "device": ...}
   {"record": "text", "index": 0, "source": ..., "text": ..., "ids": ..., ...}
-  {"record": "summary", ...}
+  {"record": "summary", ...}     with --task: {"task", "split", "scores": {"bleu": ...}}
 
 Lines go to a file beside the final one, which takes its place at the end, also
 when the run is interrupted: what is finished is kept.
@@ -53,13 +53,15 @@ class Writer:
     self,
     sources: Sequence[str],
     generations: Iterable[Generation],
+    targets: Sequence[Any] | None = None,
     **fields: Any,
   ) -> None:
     """One record for each generation; flushed, so that a crash loses nothing."""
     for generation in generations:
-      source = sources[generation.index]
-      record = {'record': 'text', 'source': source, **fields, **generation.to_dict()}
-      self._write(record)
+      index = generation.index
+      target = {} if targets is None else {'target': targets[index]}
+      record = {'record': 'text', 'source': sources[index], **target, **fields}
+      self._write({**record, **generation.to_dict()})
     self._file.flush()
 
   def summary(self, **fields: Any) -> None:
@@ -72,7 +74,7 @@ class Writer:
       os.replace(self._path, self._final)
 
   def _write(self, record: dict[str, Any]) -> None:
-    self._file.write(json.dumps(record, ensure_ascii=False) + '\n')
+    self._file.write(json.dumps(record, ensure_ascii=False, default=str) + '\n')
 
 
 def run_record(config: RunConfig) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from specjax.command.compare import differences
 from specjax.command.results import Writer, total
 from specjax.config import RunConfig
 from specjax.core.loop import Source
+from specjax.data import tasks
 from specjax.data.text import Vocabulary, read_lines
 from specjax.eval import bench, trace
 from specjax.generation import Generation
@@ -37,6 +38,16 @@ def read_texts(config: RunConfig) -> list[str] | None:
   return list(config.io.prompt) or None
 
 
+def read_task(config: RunConfig) -> tasks.TaskData | None:
+  """What --task names; None without it."""
+  io = config.io
+  if io.task is None:
+    return None
+  return tasks.read_task(
+    io.task, io.split, num_examples=io.num_examples, module=io.task_module
+  )
+
+
 def decoding_options(config: RunConfig, method: str | None = None) -> dict[str, Any]:
   """`Pair.generate`'s keyword arguments."""
   speculation = config.speculation
@@ -49,7 +60,8 @@ def decoding_options(config: RunConfig, method: str | None = None) -> dict[str, 
     'prompt_lookup_min': speculation.prompt_lookup_min,
     'coupling': speculation.coupling,
     'batch_size': config.io.batch_size,
-    'truncate': config.io.truncate,
+    # Evaluations cut long sources, as SeqIO does.
+    'truncate': config.io.truncate or config.io.task is not None,
   }
 
 
@@ -66,15 +78,27 @@ def trace_tokens(generation: Generation, vocabulary: Vocabulary) -> list[trace.T
 class Session:
   """One run over texts; the constructor checks everything, `run` decodes.
 
+  Args:
+    config: of the run.
+    pair: decodes.
+    texts: sources.
+    task: what the outputs are scored by, if the texts are a task's sources.
+
   Raises:
     ValueError: bad input; nothing has been decoded or written.
   """
 
-  def __init__(self, config: RunConfig, pair: Pair, texts: Sequence[str]):
-    self.config, self.pair, self.texts = config, pair, texts
+  def __init__(
+    self,
+    config: RunConfig,
+    pair: Pair,
+    texts: Sequence[str],
+    task: tasks.TaskData | None = None,
+  ):
+    self.config, self.pair, self.texts, self.task = config, pair, texts, task
     self.console = Console(stderr=True, highlight=False, soft_wrap=True)
     self.results: dict[int, Generation] = {}
-    self.sources = pair.encode(texts, truncate=config.io.truncate)
+    self.sources = pair.encode(texts, truncate=decoding_options(config)['truncate'])
     self._batches = self._decode()
     self.writer = Writer(config.io.output, config) if config.io.output else None
     self._num_printed = 0
@@ -123,19 +147,31 @@ class Session:
       for batch in self._batches:
         self.results.update({each.index: each for each in batch})
         if self.writer is not None:
-          self.writer.texts(self.texts, batch)
+          self.writer.texts(self.texts, batch, self.task and self.task.targets)
         self._print_texts()
         advance(len(batch))
     summary = total(self.results.values())
     seconds = time.perf_counter() - began
+    scores, title = self._scores()
     if self.writer is not None:
-      self.writer.summary(**summary.as_dict(), seconds=seconds)
+      self.writer.summary(**summary.as_dict(), seconds=seconds, **scores)
     self.console.print(
-      f'{len(self.texts)} text{"s" * (len(self.texts) > 1)}, '
+      f'{title}{len(self.texts)} text{"s" * (len(self.texts) > 1)}, '
       f'{summary.num_emitted_tokens} tokens, {summary.block_efficiency:.2f} per target '
       f'call, acceptance rate {summary.acceptance_rate:.2f}, {seconds:.1f} s with '
       'compilation'
     )
+
+  def _scores(self) -> tuple[dict[str, Any], str]:
+    """The task's part of the summary record, and of the summary line."""
+    if self.task is None:
+      return {}, ''
+    texts = [self.results[index].text for index in range(len(self.texts))]
+    scores = tasks.score(self.task, texts)
+    shown = ', '.join(f'{name} {value:.2f}' for name, value in scores.items())
+    shown = shown or 'no metric'
+    task = {'task': self.task.name, 'split': self.task.split, 'scores': scores}
+    return task, f'{self.task.name} {self.task.split}: {shown}; '
 
   def _print_texts(self, to_the_end: bool = False) -> None:
     """Prints what is next in order; unfinished texts between are empty lines."""

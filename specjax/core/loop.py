@@ -46,7 +46,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import shapes
-from specjax.core import rng
+from specjax.core import prompt, rng
 from specjax.core.types import (
   DecodeState,
   Draft,
@@ -265,12 +265,13 @@ def decode(
   max_len: int,
   eos_id: int,
   block_keys: BlockKeysOf = rng.block_keys,
+  prompt_BP: shapes.Tokens_BP | None = None,
   while_loop: Callable = jax.lax.while_loop,
 ) -> DecodeState:
   """Decodes every row; the output law is exactly the warped target's.
 
-  Keyword arguments are static: build functions once and reuse them, and new
-  texts, keys and options never recompile.
+  Keyword arguments but the prompt are static: build functions once and reuse them,
+  and new texts, keys and options never recompile.
 
   Args:
     params: parameters of the target and of the drafter.
@@ -285,6 +286,8 @@ def decode(
     eos_id: ends a row; -1 for none.
     block_keys: `(row_key_B, length_B) -> BlockKeys`, the streams of a round;
       `coupling` passes others.
+    prompt_BP: int32; each output starts with its row's tokens, up to the first 0,
+      as if they had been emitted (`core.prompt`). None: with no tokens.
     while_loop: `lax.while_loop`, or a Python loop (then call
       `decode.__wrapped__`, which is not jitted).
 
@@ -293,7 +296,7 @@ def decode(
 
   Raises:
     TypeError: keys that are not typed threefry keys.
-    ValueError: max_len < 2.
+    ValueError: max_len < 2, or no room for the prompt.
   """
   rng.check_keys(row_key_B)
   if max_len < 2:
@@ -301,6 +304,16 @@ def decode(
   state = start(
     params, inputs_BE, sampling, target=target, drafter=drafter, max_len=max_len
   )
+  if prompt_BP is not None:
+    state, sampling = prompt.enter(
+      params,
+      state,
+      sampling,
+      prompt_BP,
+      target=target,
+      drafter=drafter,
+      max_len=max_len,
+    )
 
   def body(state: DecodeState) -> DecodeState:
     return step(

@@ -130,6 +130,11 @@ class Verdict(NamedTuple):
   next_token_B: shapes.Int_B
 
 
+def _unchanged(params, state, tokens_BP):
+  del params, tokens_BP
+  return state
+
+
 class Drafter(NamedTuple):
   """Proposes tokens; any law is allowed, as long as `Draft.logq` records it.
 
@@ -140,12 +145,16 @@ class Drafter(NamedTuple):
     advance: `(params, state, draft, verdict, output) -> state`; called once
       after verification with the target's `Output`. Most drafters return
       `state`.
+    prefill: `(params, state, tokens_BP) -> state`; called once before the first
+      round if a prompt is given, with slots `[0, P)`: the start token, the
+      prompt, and anything after it. For drafters with a cache of tokens (I10).
   """
 
   num_draft: int
   init: Callable[..., PyTree]
   propose: Callable[..., tuple[Draft, PyTree]]
   advance: Callable[..., PyTree]
+  prefill: Callable[..., PyTree] = _unchanged
 
 
 class Params(NamedTuple):

@@ -61,7 +61,11 @@ def sentencepiece_vocabulary(path: str | Path, extra_ids: int = 100) -> Vocabula
   if not path.is_file():
     raise ValueError(f'vocabulary: no file {path}; give the path of a .model file')
   try:
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    model = path.read_bytes()
+    num_pieces = sentencepiece.SentencePieceProcessor(model_proto=model).vocab_size()
+    pieces = sentencepiece.SentencePieceProcessor(
+      model_proto=model + _sentinel_pieces(extra_ids)
+    )
   except (RuntimeError, OSError) as error:
     raise ValueError(
       f'vocabulary: {path} is not a SentencePiece model; fetch the file again'
@@ -72,7 +76,6 @@ def sentencepiece_vocabulary(path: str | Path, extra_ids: int = 100) -> Vocabula
       f'vocabulary: {path} has pad, EOS and unknown ids {special}; specjax needs '
       f'{(PAD_ID, EOS_ID, UNK_ID)}, as in the T5 vocabularies'
     )
-  num_pieces = pieces.get_piece_size()
   size = num_pieces + extra_ids
 
   def piece(token: int) -> str:
@@ -86,17 +89,25 @@ def sentencepiece_vocabulary(path: str | Path, extra_ids: int = 100) -> Vocabula
     return [*pieces.encode(text), EOS_ID]
 
   def decode(ids: Ids) -> str:
-    parts, run = [], []
-    for token in _content(ids):
-      if 0 <= token < num_pieces:
-        run.append(token)
-        continue
-      parts += [pieces.decode(run), piece(token)]
-      run = []
-    parts.append(pieces.decode(run))
-    return ' '.join(part for part in parts if part)
+    known = [token if 0 <= token < size else UNK_ID for token in _content(ids)]
+    return pieces.decode(known)
 
   return Vocabulary(size, encode, decode, piece)
+
+
+def _sentinel_pieces(extra_ids: int) -> bytes:
+  """What makes a SentencePiece model know seqio's sentinels, `▁<extra_id_n>`.
+
+  Bytes after a protocol buffer add to its repeated fields. Field 1 of a model is
+  its list of pieces, whose fields are 1: text, 2: score and 3: type, of which 4 is
+  "user defined". All lengths are below 128, one byte each.
+  """
+  model = b''
+  for n in reversed(range(extra_ids)):
+    name = f'▁<extra_id_{n}>'.encode()
+    piece = b'\x0a' + bytes([len(name)]) + name + b'\x15' + bytes(4) + b'\x18\x04'
+    model += b'\x0a' + bytes([len(piece)]) + piece
+  return model
 
 
 def byte_vocabulary(extra_ids: int = 125) -> Vocabulary:

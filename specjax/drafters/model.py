@@ -117,4 +117,8 @@ def model_draft(
     del params, draft, verdict, output  # the next round's first call repairs it
     return cache
 
-  return types.Drafter(num_draft, init, propose, advance)
+  def prefill(params, cache, tokens_BP):
+    # The first call of a round feeds the last two tokens of a prompt again.
+    return model.extend(params, cache, tokens_BP, jnp.zeros_like(tokens_BP[:, 0]))[1]
+
+  return types.Drafter(num_draft, init, propose, advance, prefill)

@@ -21,7 +21,7 @@ from specjax.config import RunConfig
 from specjax.core.loop import Source
 from specjax.data import tasks
 from specjax.data.text import Vocabulary, read_lines
-from specjax.eval import bench, trace
+from specjax.eval import interleave, trace
 from specjax.generation import Generation
 from specjax.pair import Pair
 
@@ -238,17 +238,17 @@ class Session:
       )
     return DIFFERENT if any(not each.is_rounding for each in found) else 0
 
-  def _speedup(self, plain_options: dict[str, Any]) -> bench.Samples:
+  def _speedup(self, plain_options: dict[str, Any]) -> interleave.Samples:
     texts = self.texts[: self.config.io.batch_size]
     options = decoding_options(self.config)
-    times, _ = bench.interleave(
+    times, _ = interleave.interleave(
       {
         'ours': lambda: self.pair.generate(texts, **options) and (),
         'plain': lambda: self.pair.generate(texts, **plain_options) and (),
       },
       TURNS,
     )
-    return bench.ratio(times['plain'], times['ours'])
+    return interleave.ratio(times['plain'], times['ours'])
 
 
 def _one_line(text: str) -> str:

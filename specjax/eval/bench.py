@@ -1,208 +1,415 @@
-"""Timing whole runs: compiled first, synchronised, and measured in turns.
+"""Ours, T5X and Hugging Face on the same weights: `python -m specjax.eval.bench`.
 
-Turns go A B C A B C ..., so that a machine that slows down slows all alike, and
-ratios are taken within a turn. `steps` times the parts of a round the same way.
+  python -m specjax.eval.bench --target t5_1_1_small --source_length 512
+  python -m specjax.eval.bench --target embedded --output bench.json
+
+One process, every system in turns (A B C A B C ...) after one call each that compiles,
+greedy, float32, encoders included. Ratios are taken within a turn. Tokens are compared:
+a system that decodes anything else has its first difference shown, and the exit code
+is 1. Systems that can not run are listed with what they need.
 """
 
-import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+import argparse
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import platform
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
+import rich.box
+import rich.console
+import rich.table
 
-from specjax.eval import theory
+from specjax.checkpoints import store
+from specjax.eval import cases, systems
+from specjax.eval.cases import Case
+from specjax.eval.interleave import Samples, interleave, ratio
+from specjax.eval.systems import Absent, Maker, System
 
-Clock = Callable[[], float]
-
-
-class Samples(NamedTuple):
-  """Repeated measurements of one quantity.
-
-  Attributes:
-    values: one for each repeat, in the order of measurement.
-  """
-
-  values: tuple[float, ...]
-
-  @property
-  def median(self) -> float:
-    return float(np.median(self.values))
-
-  @property
-  def low(self) -> float:
-    """The lower quartile."""
-    return float(np.quantile(self.values, 0.25))
-
-  @property
-  def high(self) -> float:
-    """The upper quartile."""
-    return float(np.quantile(self.values, 0.75))
+DIFFERENT = 1
+USAGE_ERROR = 2
+# (ours, theirs): like is compared with like.
+COMPARISONS = (
+  (systems.PLAIN, systems.T5X),
+  (systems.PLAIN, systems.HF_GENERATE),
+  ('draft_model token', systems.HF_ASSISTED),
+  ('draft_model block', systems.HF_ASSISTED),
+)
+_PACKAGES = ('jax', 'jaxlib', 'flax', 'numpy', 'torch', 'transformers')
 
 
-def ratio(numerator: Samples, denominator: Samples) -> Samples:
-  """Quotients within each turn."""
-  pairs = zip(numerator.values, denominator.values, strict=True)
-  return Samples(tuple(a / b for a, b in pairs))
+class Difference(NamedTuple):
+  """The first place where a system's tokens are not the reference's."""
+
+  row: int
+  position: int
+  expected: int
+  found: int
+
+  def __str__(self) -> str:
+    return f'row {self.row}, token {self.position}: {self.found}, not {self.expected}'
 
 
-def added(first: Samples, second: Samples) -> Samples:
-  """Sums within each turn."""
-  pairs = zip(first.values, second.values, strict=True)
-  return Samples(tuple(a + b for a, b in pairs))
-
-
-class StepTimes(NamedTuple):
-  """Seconds per step of a batch, from `steps.measure_steps`.
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """One system's measurements.
 
   Attributes:
-    num_draft: gamma.
-    target_step: one plain step: extend by 1 token, warp, draw, commit.
-    verify_step: a round whose draft is given: extend by gamma + 1 tokens, warp,
-      verify, commit.
-    proposal: the drafter's proposal of gamma tokens.
-    round: a whole speculative round.
-    target_encode: the target's encoder and cache, once per batch.
-    draft_encode: the drafter's.
+    name: of the system.
+    seconds: of each warm run.
+    first_seconds: of the first call, compilation included.
+    num_tokens: emitted in each run, EOS counted.
+    tokens_per_call: for each call of the target; None: not known.
+    difference: from the reference's tokens; None: equal.
   """
 
-  num_draft: int
-  target_step: Samples
-  verify_step: Samples
-  proposal: Samples
-  round: Samples
-  target_encode: Samples
-  draft_encode: Samples
+  name: str
+  seconds: Samples
+  first_seconds: float
+  num_tokens: int
+  tokens_per_call: float | None
+  difference: Difference | None
 
-  @property
-  def c(self) -> float:
-    """Time of one draft step, proposal / gamma, over that of one target step."""
-    return ratio(self.proposal, self.target_step).median / self.num_draft
-
-  @property
-  def v(self) -> float:
-    """Time of a verify step over that of one target step."""
-    return ratio(self.verify_step, self.target_step).median
-
-  @property
-  def excess(self) -> float:
-    """Time of a round over that of proposal and verify step: ideally 1."""
-    return ratio(self.round, added(self.proposal, self.verify_step)).median
-
-  def predict(self, alpha: float) -> float:
-    """`theory.speedup` with the measured c and v."""
-    return theory.speedup(alpha, self.num_draft, self.c, self.v)
-
-  def as_dict(self) -> dict[str, Any]:
-    """Medians in milliseconds and the ratios, for JSON."""
-    times = self._asdict()
-    num_draft = times.pop('num_draft')
-    milliseconds = {f'{name}_ms': 1e3 * each.median for name, each in times.items()}
+  def to_dict(self) -> dict[str, Any]:
+    """JSON types, milliseconds per token and tokens per second included."""
+    seconds = self.seconds
+    per_token = 1e3 / self.num_tokens
     return {
-      'num_draft': num_draft,
-      **milliseconds,
-      'c': self.c,
-      'v': self.v,
-      'excess': self.excess,
+      'name': self.name,
+      'ms_per_token': per_token * seconds.median,
+      'ms_per_token_quartiles': [per_token * seconds.low, per_token * seconds.high],
+      'tokens_per_second': self.num_tokens / seconds.median,
+      'num_tokens': self.num_tokens,
+      'tokens_per_call': self.tokens_per_call,
+      'same_tokens': self.difference is None,
+      'first_difference': self.difference and self.difference._asdict(),
+      'first_call_seconds': self.first_seconds,
+      'seconds': list(seconds.values),
     }
 
 
-class Overhead(NamedTuple):
-  """What a round costs beyond its parts, from `steps.loop_overhead`; ideally 1.
+class Result(NamedTuple):
+  """What `measure` found.
 
   Attributes:
-    total: time of a round / that of gamma draft steps and one verification, each
-      timed alone; the product of the two below.
-    loop: time of a round / that of drafting and verifying in turns without the
-      loop: what the loop itself adds.
-    memory: time of drafting and verifying in turns / that of each alone: what
-      the two models' weights cost by evicting each other from the machine's
-      caches, with any loop.
+    rows: of the systems that ran; the first is the reference of tokens.
+    absent: why the others did not, by name.
   """
 
-  total: Samples
-  loop: Samples
-  memory: Samples
+  rows: tuple[Row, ...]
+  absent: dict[str, str]
+
+  def comparisons(self) -> tuple['Comparison', ...]:
+    """`COMPARISONS` whose two systems both ran."""
+    rows = {row.name: row for row in self.rows}
+    return tuple(
+      compare(rows[mine], rows[theirs])
+      for mine, theirs in COMPARISONS
+      if mine in rows and theirs in rows
+    )
 
 
-class Speedup(NamedTuple):
-  """Speculative against plain decoding, from `measure_speedup`.
+class Comparison(NamedTuple):
+  """Our system against another.
 
   Attributes:
-    speculative: seconds of each warm run.
-    baseline: seconds of each warm run.
-    speculative_compile: seconds that its first call took longer than the median.
-    baseline_compile: likewise.
+    ours: name.
+    theirs: name.
+    speedup: their time / ours within each turn; above 1 ours is faster.
+    per_call: their median time for each call of the target / ours: what the speedup
+      would be if both got as many tokens from a call. None: calls are not known.
   """
 
-  speculative: Samples
-  baseline: Samples
-  speculative_compile: float
-  baseline_compile: float
-
-  @property
-  def ratios(self) -> Samples:
-    """Baseline / speculative within each turn; above 1 speculation pays."""
-    return ratio(self.baseline, self.speculative)
+  ours: str
+  theirs: str
+  speedup: Samples
+  per_call: float | None
 
 
-def interleave(
-  runs: Mapping[str, Callable[[], Any]],
-  repeats: int,
-  clock: Clock = time.perf_counter,
-) -> tuple[dict[str, Samples], dict[str, float]]:
-  """Times runs in turns.
+def compare(ours: Row, theirs: Row) -> Comparison:
+  """The `Comparison` of two rows."""
+  speedup = ratio(theirs.seconds, ours.seconds)
+  per_call = None
+  if ours.tokens_per_call is not None and theirs.tokens_per_call is not None:
+    per_call = speedup.median * theirs.tokens_per_call / ours.tokens_per_call
+  return Comparison(ours.name, theirs.name, speedup, per_call)
+
+
+def measure(
+  case: Case,
+  makers: Mapping[str, Maker],
+  turns: int,
+  on_ready: Callable[[str], None] = lambda name: None,
+) -> Result:
+  """Runs systems in turns and compares their tokens.
 
   Args:
-    runs: by name; what a run returns is waited for.
-    repeats: turns, >= 1.
-    clock: returns seconds; replace it in tests.
-
-  Returns:
-    The warm times of each run, and the time of each one's first call.
+    case: what is decoded.
+    makers: systems by name; the first that runs is the reference.
+    turns: warm runs of each, >= 1.
+    on_ready: called with the name of each system that was made.
 
   Raises:
-    ValueError: repeats < 1.
+    ValueError: no system runs, or turns < 1.
   """
-  if repeats < 1:
-    raise ValueError(f'repeats: {repeats}; at least 1 is needed')
+  ready: dict[str, System] = {}
+  absent = {}
+  for name, make in makers.items():
+    made = make(case)
+    if isinstance(made, Absent):
+      absent[name] = made.reason
+    else:
+      ready[name] = made
+      on_ready(name)
+  if not ready:
+    reasons = '; '.join(f'{name}: {reason}' for name, reason in absent.items())
+    raise ValueError(f'systems: none can run ({reasons})')
+  results: dict[str, Any] = {}
 
-  def timed(run: Callable[[], Any]) -> float:
-    start = clock()
-    jax.block_until_ready(run())
-    return clock() - start
+  def recorded(name: str) -> Callable[[], Any]:
+    def run():
+      results[name] = ready[name].run()
+      return results[name]
 
-  first = {name: timed(run) for name, run in runs.items()}
-  values: dict[str, list[float]] = {name: [] for name in runs}
-  for _ in range(repeats):
-    for name, run in runs.items():
-      values[name].append(timed(run))
-  return {name: Samples(tuple(each)) for name, each in values.items()}, first
+    return run
+
+  times, first = interleave({name: recorded(name) for name in ready}, turns)
+  tokens = {
+    name: _ended(ready[name].tokens(result), case) for name, result in results.items()
+  }
+  reference = next(iter(ready))
+  rows = []
+  for name, system in ready.items():
+    tell = system.tokens_per_call
+    rows.append(
+      Row(
+        name=name,
+        seconds=times[name],
+        first_seconds=first[name],
+        num_tokens=_count(tokens[name], case),
+        tokens_per_call=None if tell is None else tell(results[name]),
+        difference=first_difference(tokens[reference], tokens[name]),
+      )
+    )
+  return Result(tuple(rows), absent)
 
 
-def measure_speedup(
-  run_speculative: Callable[[], Any],
-  run_baseline: Callable[[], Any],
-  repeats: int = 5,
-  clock: Clock = time.perf_counter,
-) -> Speedup:
-  """Runs both in turns, A B A B, after one call each that compiles.
+def _ended(tokens_BL: np.ndarray, case: Case) -> np.ndarray:
+  """Of one width, and 0 after each row's EOS, whatever a system leaves there."""
+  missing = case.new_tokens - tokens_BL.shape[1]
+  tokens_BL = np.pad(tokens_BL, ((0, 0), (0, missing)))
+  is_end_BL = tokens_BL == case.eos_id
+  after_BL = np.cumsum(is_end_BL, axis=1) - is_end_BL > 0
+  return np.where(after_BL, 0, tokens_BL)
 
-  Args:
-    run_speculative: decodes; returns arrays to wait for.
-    run_baseline: decodes the same without drafts.
-    repeats: turns, >= 1.
-    clock: returns seconds; replace it in tests.
-  """
-  runs = {'speculative': run_speculative, 'baseline': run_baseline}
-  warm, first = interleave(runs, repeats, clock)
 
-  def compile_time(name):
-    return max(first[name] - warm[name].median, 0.0)
+def _count(tokens_BL: np.ndarray, case: Case) -> int:
+  has_end_B = np.any(tokens_BL == case.eos_id, axis=1)
+  end_B = np.argmax(tokens_BL == case.eos_id, axis=1) + 1
+  return int(np.where(has_end_B, end_B, tokens_BL.shape[1]).sum())
 
-  return Speedup(
-    warm['speculative'],
-    warm['baseline'],
-    compile_time('speculative'),
-    compile_time('baseline'),
+
+def first_difference(expected_BL: np.ndarray, found_BL: np.ndarray):
+  """The `Difference` of the lowest row and position, or None."""
+  places = np.argwhere(expected_BL != found_BL)
+  if not len(places):
+    return None
+  row, position = (int(each) for each in places[0])
+  return Difference(
+    row, position, int(expected_BL[row, position]), int(found_BL[row, position])
   )
+
+
+def to_dict(result: Result, case: Case, settings: Mapping[str, Any]) -> dict[str, Any]:
+  """All of a benchmark as JSON types."""
+  return {
+    'settings': dict(settings),
+    'notes': list(case.notes),
+    'environment': environment(),
+    'systems': [row.to_dict() for row in result.rows],
+    'not_run': result.absent,
+    'comparisons': [
+      {
+        'ours': each.ours,
+        'theirs': each.theirs,
+        'speedup': each.speedup.median,
+        'speedup_quartiles': [each.speedup.low, each.speedup.high],
+        'speedup_per_call': each.per_call,
+      }
+      for each in result.comparisons()
+    ],
+  }
+
+
+def environment() -> dict[str, Any]:
+  """Versions and hardware."""
+  versions = {}
+  for package in _PACKAGES:
+    try:
+      versions[package] = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+      continue
+  return {
+    'date': datetime.datetime.now(datetime.UTC).date().isoformat(),
+    'device': jax.devices()[0].device_kind,
+    'machine': platform.machine(),
+    'cores': systems.num_cores(),
+    'versions': versions,
+  }
+
+
+def print_result(result: Result, console: rich.console.Console) -> None:
+  """The table, the comparisons, what differs and what did not run."""
+  table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+  table.add_column('system', no_wrap=True)
+  reference = result.rows[0]
+  for header in (
+    'ms/token',
+    'tokens/s',
+    f'x {reference.name}',
+    'quartiles',
+    'tok/call',
+  ):
+    table.add_column(header, justify='right')
+  table.add_column('tokens')
+  for row in result.rows:
+    figures = row.to_dict()
+    speed = ratio(reference.seconds, row.seconds)
+    calls = row.tokens_per_call
+    table.add_row(
+      row.name,
+      f'{figures["ms_per_token"]:.2f}',
+      f'{figures["tokens_per_second"]:.0f}',
+      f'{speed.median:.2f}',
+      f'{speed.low:.2f}-{speed.high:.2f}',
+      '' if calls is None else f'{calls:.2f}',
+      'equal' if row.difference is None else 'DIFFERENT',
+    )
+  console.print(table)
+  for each in result.comparisons():
+    speedup = each.speedup
+    verdict = 'faster' if speedup.median > 1 else 'SLOWER'
+    line = (
+      f'{each.ours} / {each.theirs}: {speedup.median:.2f}x as fast '
+      f'({speedup.low:.2f}-{speedup.high:.2f}): ours is {verdict}'
+    )
+    if each.per_call is not None:
+      line += f'; for each call of the target {each.per_call:.2f}x'
+    console.print(line, highlight=False)
+  for row in result.rows:
+    if row.difference is not None:
+      console.print(
+        f'{row.name} is not {reference.name}: {row.difference}. Two ids whose logits '
+        'nearly tie may change places between implementations; anything more is a '
+        'fault.',
+        highlight=False,
+      )
+  for name, reason in result.absent.items():
+    console.print(f'not run: {name}: {reason}', highlight=False, markup=False)
+
+
+class _Parser(argparse.ArgumentParser):
+  def error(self, message: str) -> NoReturn:
+    raise ValueError(f'{message}; see {self.prog} --help')
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = _Parser(
+    prog='python -m specjax.eval.bench',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  add = parser.add_argument
+  add(
+    '--target',
+    default='t5_1_1_small',
+    help="'embedded', a published size (random weights), or a checkpoint of any format",
+  )
+  add(
+    '--draft',
+    help="as --target, or 'none'; default: the embedded pair's own, or of a size the "
+    "target's first layers, in a controlled pair",
+  )
+  add('--source_length', type=int, default=64, help='encoder positions')
+  add('--new_tokens', type=int, default=64, help='most tokens of an output')
+  add('--batch_size', type=int, default=1)
+  add('--gamma', type=int, default=4, help='tokens drafted a round')
+  add('--turns', type=int, default=5, help='warm runs of each system')
+  add('--seed', type=int, default=0, help='of random weights and sources')
+  add(
+    '--systems',
+    help='some of them, between commas: ' + ', '.join(systems.SYSTEMS),
+  )
+  add('--output', help='JSON file')
+  return parser
+
+
+def choose(names: str | None) -> dict[str, Maker]:
+  """The systems of a list between commas; None: all.
+
+  Raises:
+    ValueError: there is no such system.
+  """
+  if names is None:
+    return systems.SYSTEMS
+  chosen = [name.strip() for name in names.split(',')]
+  for name in chosen:
+    if name not in systems.SYSTEMS:
+      raise ValueError(
+        f'systems: {name!r} is unknown; choose from {", ".join(systems.SYSTEMS)}'
+      )
+  return {name: make for name, make in systems.SYSTEMS.items() if name in chosen}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Measures and prints; returns the exit code."""
+  console = rich.console.Console()
+  try:
+    options = _parser().parse_args(argv)
+    makers = choose(options.systems)
+    if options.turns < 1:
+      raise ValueError(f'turns: {options.turns}; give 1 or more')
+    output = options.output and Path(options.output).expanduser()
+    if output and not output.parent.is_dir():
+      raise ValueError(f'output: there is no folder {output.parent}; make it first')
+    case = cases.make_case(
+      options.target,
+      draft=options.draft,
+      source_length=options.source_length,
+      new_tokens=options.new_tokens,
+      batch_size=options.batch_size,
+      num_draft=options.gamma,
+      seed=options.seed,
+    )
+    for note in case.notes:
+      console.print(note, highlight=False, markup=False)
+    console.print(
+      f'{options.batch_size} x {options.source_length} source ids, up to '
+      f'{options.new_tokens} new tokens, gamma {options.gamma}, {options.turns} turns',
+      highlight=False,
+    )
+    with console.status('loading') as status:
+      result = measure(
+        case, makers, options.turns, lambda name: status.update(f'{name} is ready')
+      )
+    print_result(result, console)
+    if output:
+      settings = {**vars(options), 'systems': list(makers)}
+      del settings['output']
+      data = json.dumps(to_dict(result, case, settings), indent=1) + '\n'
+      store.write_atomically(output, data.encode())
+  except ValueError as error:
+    print('specjax:', ' '.join(str(error).split()), file=sys.stderr)
+    return USAGE_ERROR
+  is_same = all(row.difference is None for row in result.rows)
+  return 0 if is_same else DIFFERENT
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -14,6 +14,7 @@ import dataclasses
 import datetime
 import importlib.metadata
 import json
+import math
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -266,7 +267,7 @@ def environment() -> dict[str, Any]:
 
 def print_result(result: Result, console: rich.console.Console) -> None:
   """The table, the comparisons, what differs and what did not run."""
-  table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+  table = rich.table.Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
   table.add_column('system', no_wrap=True)
   reference = result.rows[0]
   for header in (
@@ -299,7 +300,9 @@ def print_result(result: Result, console: rich.console.Console) -> None:
       f'{each.ours} / {each.theirs}: {speedup.median:.2f}x as fast '
       f'({speedup.low:.2f}-{speedup.high:.2f}): ours is {verdict}'
     )
-    if each.per_call is not None:
+    if each.per_call is not None and not math.isclose(
+      each.per_call, speedup.median, rel_tol=0.01
+    ):
       line += f'; for each call of the target {each.per_call:.2f}x'
     console.print(line, highlight=False)
   for row in result.rows:

@@ -128,6 +128,16 @@ def hf_generate(case: Case, *, assisted: bool = False) -> System | Absent:
   if assisted and len(case.inputs_BE) > 1:
     return Absent('transformers assists one row at a time; set --batch_size 1')
   import torch
+  import transformers
+
+  pair = [each.config for each in (case.target, case.draft) if each is not None]
+  if transformers.__version__.startswith('4.') and any(
+    each.num_decoder_layers > each.num_encoder_layers for each in pair
+  ):
+    return Absent(
+      'transformers 4 caches no more layers than the encoder has, and this decoder '
+      'has more; install transformers 5'
+    )
 
   is_gpu = jax.default_backend() == 'gpu'
   if jax.default_backend() not in ('cpu', 'gpu'):

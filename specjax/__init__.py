@@ -38,6 +38,8 @@ if TYPE_CHECKING:
   from specjax.models.t5 import T5Config as T5Config
   from specjax.models.t5 import t5_model as t5_model
   from specjax.pair import Pair as Pair
+  from specjax.parallel.mesh import make_mesh as make_mesh
+  from specjax.shard import shard_pair as shard_pair
 
 _MODULES = {
   'specjax.config': ('RunConfig', 'SamplingConfig', 'SpeculationConfig'),
@@ -59,6 +61,8 @@ _MODULES = {
   'specjax.load': ('load_pair',),
   'specjax.models.t5': ('T5Config', 't5_model'),
   'specjax.pair': ('Pair',),
+  'specjax.parallel.mesh': ('make_mesh',),
+  'specjax.shard': ('shard_pair',),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 

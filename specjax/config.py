@@ -200,6 +200,38 @@ class IOConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class ParallelConfig:
+  """Which devices decode, and how they share the work."""
+
+  mesh_data: int = 1
+  """Groups of devices that a batch's rows are split among."""
+  mesh_model: int = 1
+  """Devices of a group, which the target is split among."""
+  shard_draft: bool = False
+  """Split the draft among a group's devices too; otherwise each holds all of it."""
+  multi_host: bool = False
+  """Join the processes of this TPU slice, Slurm or Open MPI job."""
+  coordinator_address: Annotated[str | None, _alias('HOST:PORT')] = None
+  """Join processes anywhere: where process 0 listens."""
+  num_processes: Annotated[int | None, _alias('INT')] = None
+  """With --coordinator_address: processes in all."""
+  process_id: Annotated[int | None, _alias('INT')] = None
+  """With --coordinator_address: number of this process, from 0."""
+  join_seconds: int = 300
+  """Longest wait for the other processes."""
+
+  def __post_init__(self):
+    for field in ('mesh_data', 'mesh_model', 'join_seconds'):
+      _check_int(field, getattr(self, field), 1, 'give 1 or more')
+
+  @property
+  def joins(self) -> bool:
+    """Whether this process is one of several."""
+    explicit = (self.coordinator_address, self.num_processes, self.process_id)
+    return self.multi_host or any(value is not None for value in explicit)
+
+
+@dataclasses.dataclass(frozen=True)
 class RunConfig:
   """Everything a run is told; equal configurations give equal outputs."""
 
@@ -207,6 +239,7 @@ class RunConfig:
   speculation: SpeculationConfig = SpeculationConfig()
   sampling: SamplingConfig = SamplingConfig()
   io: IOConfig = IOConfig()
+  parallel: ParallelConfig = ParallelConfig()
 
   def __post_init__(self):
     if self.speculation.method != 'none':

@@ -18,12 +18,15 @@ from specjax.core.types import DecodeState, Sampling, Trace
 from specjax.data import text as text_lib
 from specjax.data.text import Vocabulary
 from specjax.eval import metrics
+from specjax.parallel import distributed
+from specjax.parallel import mesh as mesh_lib
 
 # Few and coarse: encoding some pads is cheap, compiling is not.
 SOURCE_BUCKETS = (64, 128, 256, 512)
 LENGTH_BUCKETS = (16, 32, 64, 128, 256, 512)
 SOURCE_NAMES = {source.value: source.name.lower() for source in loop.Source}
 
+Source = str | Sequence[int]
 Progress = Callable[[int, int], None]  # (texts done, texts in all)
 
 
@@ -123,6 +126,55 @@ class Chunk:
     return self.text
 
 
+def encode_sources(
+  texts: Sequence[Source], vocabulary: Vocabulary, *, max_source: int, truncate: bool
+) -> list[list[int]]:
+  """`Pair.encode`: ids of sources, checked."""
+  if isinstance(texts, str):
+    raise ValueError('texts: one string; give a list of texts')
+  if not texts:
+    raise ValueError('texts: none; give at least one')
+  sources = []
+  for number, source in enumerate(texts, 1):
+    if isinstance(source, str):
+      ids = vocabulary.encode(source) if source.strip() else []
+    else:
+      ids = _checked_ids(source, number, vocabulary)
+    if not ids:
+      raise ValueError(f'source {number} is empty; give it some text')
+    if len(ids) > max_source:
+      if not truncate:
+        raise ValueError(
+          f'source {number} has {len(ids)} tokens, the limit is {max_source}; '
+          'shorten it or pass --truncate to cut it'
+        )
+      ids = [*ids[: max_source - 1], vocabulary.eos_id]
+    sources.append(ids)
+  return sources
+
+
+def _checked_ids(source: Sequence[int], number: int, vocabulary: Vocabulary):
+  ids = [int(token) for token in source]
+  for token in ids:
+    if not 0 < token < vocabulary.size:
+      raise ValueError(
+        f'source {number} has the id {token}, which is outside the vocabulary; give '
+        f'ids from 1 to {vocabulary.size - 1}'
+      )
+  if ids and ids[-1] != vocabulary.eos_id:
+    ids.append(vocabulary.eos_id)
+  return ids
+
+
+def per_text(field: str, value: Any, count: int) -> list[Any]:
+  """One value per text, from such a list or from one value for all."""
+  if not isinstance(value, list | tuple):
+    return [value] * count
+  if len(value) != count:
+    raise ValueError(f'{field}: {len(value)} for {count} texts; give one, or one each')
+  return list(value)
+
+
 class Batch(NamedTuple):
   """Rows that are decoded together.
 
@@ -167,6 +219,7 @@ def make_batches(
   batch_size: int,
   buckets: Sequence[int] = SOURCE_BUCKETS,
   first_index: int = 0,
+  mesh: jax.sharding.Mesh | None = None,
 ) -> Iterator[Batch]:
   """Batches of few shapes: lengths are bucketed, row counts powers of two.
 
@@ -177,6 +230,8 @@ def make_batches(
     batch_size: most rows of a batch.
     buckets: source lengths that are padded to.
     first_index: number of the first text, which its random stream depends on.
+    mesh: rows are spread over its data axis, padded to a multiple of it; one row is
+      copied.
 
   Yields:
     Each text in one batch; texts keep their order within a bucket.
@@ -184,13 +239,14 @@ def make_batches(
   lengths = [len(ids) for ids in sources]
   for length, rows in text_lib.group_by_length(lengths, batch_size, buckets):
     num_rows = min(batch_size, 1 << (len(rows) - 1).bit_length())
+    num_rows = mesh_lib.padded_rows(num_rows, mesh)
     # A padding row needs one visible position, or its softmax has no term.
     ids = [sources[row] for row in rows]
     ids += [[text_lib.EOS_ID]] * (num_rows - len(rows))
     seeds = [sampling[row].seed for row in rows]
     surplus = [0] * (num_rows - len(rows))
     example_ids = [first_index + row for row in rows] + surplus
-    yield Batch(
+    batch = Batch(
       indices=tuple(first_index + row for row in rows),
       inputs_BE=jnp.asarray(text_lib.pad(ids, length)),
       row_key_B=rng.row_keys(
@@ -200,6 +256,9 @@ def make_batches(
         [sampling[row] for row in rows], num_rows, [caps[row] for row in rows]
       ),
     )
+    if mesh is not None:
+      batch = Batch(batch.indices, *mesh_lib.place_rows(tuple(batch[1:]), mesh))
+    yield batch
 
 
 def max_length(max_new_tokens: int) -> int:
@@ -211,7 +270,7 @@ def read_rows(
   state: DecodeState, indices: Sequence[int], vocabulary: Vocabulary
 ) -> list[Generation]:
   """The results of a batch's real rows."""
-  tokens_BS, length_B, trace = jax.device_get(
+  tokens_BS, length_B, trace = distributed.to_host(
     (state.tokens_BS, state.length_B, state.trace)
   )
   return [

@@ -16,6 +16,7 @@ from specjax.data.text import Vocabulary
 from specjax.generation import SOURCE_BUCKETS
 from specjax.models.t5 import t5_model
 from specjax.pair import EMBEDDED, Pair
+from specjax.shard import shard_pair
 
 ASSETS = Path(__file__).parent / 'assets'
 # Embeddings are padded to a multiple of 128, or of that for each device.
@@ -28,6 +29,8 @@ def load_pair(
   draft: str | Path | None = None,
   dtype: str = 'float32',
   table_text: str | Path | None = None,
+  mesh: jax.sharding.Mesh | None = None,
+  shard_draft: bool = False,
 ) -> Pair:
   """Loads a target, its draft and their vocabulary.
 
@@ -39,9 +42,12 @@ def load_pair(
     draft: another draft, a safetensors file or a pair's folder.
     dtype: of weights and activations, 'float32' or 'bfloat16'.
     table_text: what method 'table' counts, one output text a line.
+    mesh: devices that decode together, see `specjax.shard_pair`; parameters go
+      straight into shards.
+    shard_draft: split the draft as well.
 
   Returns:
-    The pair, its parameters on the default device.
+    The pair, its parameters on the mesh or on the default device.
 
   Raises:
     ValueError: missing or damaged files, or vocabularies that differ.
@@ -69,12 +75,13 @@ def load_pair(
     draft_config = dataclasses.replace(loaded.config, dtype=dtype)
     _check_width(draft_path, draft_config.vocab_size, vocabulary.size)
     draft_model = resize_vocab(t5_model(draft_config), config.vocab_size)
-    draft_params = jax.device_put(loaded.params)
-  return Pair(
+    draft_params = loaded.params
+  params = Params(target.params, draft_params)
+  pair = Pair(
     name=str(name),
     target=t5_model(config),
     draft=draft_model,
-    params=Params(jax.device_put(target.params), draft_params),
+    params=jax.device_put(params) if mesh is None else params,
     target_config=config,
     draft_config=draft_config,
     vocabulary=vocabulary,
@@ -82,6 +89,7 @@ def load_pair(
     source_buckets=(*(b for b in SOURCE_BUCKETS if b < max_source), max_source),
     table_text=None if table_text is None else str(table_text),
   )
+  return pair if mesh is None else shard_pair(pair, mesh, shard_draft=shard_draft)
 
 
 @functools.cache

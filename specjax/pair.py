@@ -30,12 +30,18 @@ from specjax.generation import (
   Chunk,
   Generation,
   Progress,
+  Source,
+  encode_sources,
   make_batches,
   max_length,
+  per_text,
   read_rows,
   read_stream,
 )
 from specjax.models.t5 import T5Config
+from specjax.parallel import mesh as mesh_lib
+from specjax.parallel.model import shard_drafter, shard_while_loop
+from specjax.parallel.rules import REPLICATED
 
 EMBEDDED = 'embedded'
 MAX_TABLE_IDS = 16384  # a bigram table of float32 is then 1 GB
@@ -43,7 +49,6 @@ MAX_TABLE_IDS = 16384  # a bigram table of float32 is then 1 GB
 _GREEDY = SamplingConfig()
 _VERIFIERS = {'token': token_verifier, 'block': block_verifier}
 
-Source = str | Sequence[int]
 PerText = SamplingConfig | Sequence[SamplingConfig]
 
 
@@ -63,6 +68,7 @@ class Pair:
     max_source: most ids of a source, the end token included.
     table_text: file of output texts that the bigram table is counted on.
     source_buckets: lengths that sources are padded to.
+    mesh: the devices that decode together (`specjax.shard_pair`); None: one device.
   """
 
   name: str
@@ -75,6 +81,7 @@ class Pair:
   max_source: int = 512
   table_text: str | None = None
   source_buckets: tuple[int, ...] = SOURCE_BUCKETS
+  mesh: jax.sharding.Mesh | None = None
 
   @property
   def eos_id(self) -> int:
@@ -92,27 +99,9 @@ class Pair:
     Raises:
       ValueError: an empty source, a longer one, or an id outside the vocabulary.
     """
-    if isinstance(texts, str):
-      raise ValueError('texts: one string; give a list of texts')
-    if not texts:
-      raise ValueError('texts: none; give at least one')
-    sources = []
-    for number, source in enumerate(texts, 1):
-      if isinstance(source, str):
-        ids = self.vocabulary.encode(source) if source.strip() else []
-      else:
-        ids = _checked_ids(source, number, self.vocabulary)
-      if not ids:
-        raise ValueError(f'source {number} is empty; give it some text')
-      if len(ids) > self.max_source:
-        if not truncate:
-          raise ValueError(
-            f'source {number} has {len(ids)} tokens, the limit is {self.max_source}; '
-            'shorten it or pass --truncate to cut it'
-          )
-        ids = [*ids[: self.max_source - 1], self.eos_id]
-      sources.append(ids)
-    return sources
+    return encode_sources(
+      texts, self.vocabulary, max_source=self.max_source, truncate=truncate
+    )
 
   def decoder(
     self,
@@ -140,6 +129,8 @@ class Pair:
         )
     warp = make_warp(self.vocabulary.size, self.eos_id, tuple(banned_ids))
     params, drafter = self._drafter(speculation, warp)
+    if self.mesh is not None:
+      drafter = shard_drafter(drafter, self.mesh, REPLICATED)
     if drafter.num_draft:
       check_budget(drafter.num_draft, max_new_tokens)
     verifier, block_keys = (
@@ -202,7 +193,10 @@ class Pair:
         'name a file with --table_text'
       )
     sequences = [self.vocabulary.encode(text) for text in texts]
-    return jnp.asarray(drafters.fit_bigram(sequences, num_ids))
+    table = drafters.fit_bigram(sequences, num_ids)
+    if self.mesh is None:
+      return jnp.asarray(table)
+    return mesh_lib.place(table, mesh_lib.everywhere(self.mesh))
 
   def generate_batches(
     self,
@@ -234,8 +228,8 @@ class Pair:
     if batch_size < 1:
       raise ValueError(f'batch_size: {batch_size}; give 1 or more')
     sources = self.encode(texts, truncate=truncate)
-    rows = _per_text('sampling', sampling, len(sources))
-    caps = _per_text('num_draft_cap', num_draft_cap, len(sources))
+    rows = per_text('sampling', sampling, len(sources))
+    caps = per_text('num_draft_cap', num_draft_cap, len(sources))
     caps = [num_draft if cap is None else int(cap) for cap in caps]
     if min(caps) < 0:
       raise ValueError(f'num_draft_cap: {min(caps)}; give 0 or more')
@@ -247,7 +241,12 @@ class Pair:
       banned_ids=rows[0].banned_ids,
     )
     batches = make_batches(
-      sources, rows, caps, batch_size=batch_size, buckets=self.source_buckets
+      sources,
+      rows,
+      caps,
+      batch_size=batch_size,
+      buckets=self.source_buckets,
+      mesh=self.mesh,
     )
     return self._decode_batches(params, static, batches)
 
@@ -255,11 +254,17 @@ class Pair:
     self, params: Params, static: dict[str, Any], batches: Iterator[Batch]
   ) -> Iterator[list[Generation]]:
     for batch in batches:
-      with self.precision():
-        state = loop.decode(
-          params, batch.inputs_BE, batch.row_key_B, batch.sampling, **static
-        )
+      state = self.decode(params, batch, static)
       yield read_rows(state, batch.indices, self.vocabulary)
+
+  def decode(self, params: Params, batch: Batch, static: dict[str, Any]) -> DecodeState:
+    """`loop.decode` of a batch, with what `decoder` returned."""
+    mesh, while_loop = self.mesh, jax.lax.while_loop
+    if mesh is not None:
+      while_loop = shard_while_loop(mesh, REPLICATED)
+    rows = (batch.inputs_BE, batch.row_key_B, batch.sampling)
+    with self.precision():
+      return loop.decode(params, *rows, **static, while_loop=while_loop)
 
   def generate(
     self,
@@ -358,6 +363,7 @@ class Pair:
       batch_size=1,
       buckets=self.source_buckets,
       first_index=index,
+      mesh=self.mesh,
     )
     states = loop.stream(
       params, batch.inputs_BE, batch.row_key_B, batch.sampling, **static
@@ -377,24 +383,3 @@ class Pair:
       if state is None:
         return
       yield state
-
-
-def _checked_ids(source: Sequence[int], number: int, vocabulary: Vocabulary):
-  ids = [int(token) for token in source]
-  for token in ids:
-    if not 0 < token < vocabulary.size:
-      raise ValueError(
-        f'source {number} has the id {token}, which is outside the vocabulary; give '
-        f'ids from 1 to {vocabulary.size - 1}'
-      )
-  if ids and ids[-1] != vocabulary.eos_id:
-    ids.append(vocabulary.eos_id)
-  return ids
-
-
-def _per_text(field: str, value: Any, count: int) -> list[Any]:
-  if not isinstance(value, list | tuple):
-    return [value] * count
-  if len(value) != count:
-    raise ValueError(f'{field}: {len(value)} for {count} texts; give one, or one each')
-  return list(value)

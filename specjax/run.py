@@ -20,14 +20,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(sys.argv[1:] if argv is None else argv)
     # JAX starts here: help and bad options are answered before.
     from specjax import load
-    from specjax.command import demo, session
+    from specjax.command import demo, devices, session
+    from specjax.parallel import distributed
 
+    config, mesh = devices.start(config)
     texts = session.read_texts(config)
+    distributed.check_equal('input', texts)
     pair = load.load_pair(
       config.pair.model,
       draft=config.pair.draft_model,
       dtype=config.pair.dtype,
       table_text=config.pair.table_text,
+      mesh=mesh,
+      shard_draft=config.parallel.shard_draft,
     )
     run = (
       demo.Demonstration(config, pair).run
@@ -36,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
   except ValueError as error:
     return cli.fail(error)
-  return run()
+  with distributed.only_main_speaks():
+    return run()
 
 
 if __name__ == '__main__':

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specjax.core import loop
 from specjax.eval import bench
 from specjax.generation import Batch
 from specjax.pair import Pair
@@ -31,10 +30,7 @@ class Program(NamedTuple):
   static: dict[str, Any]
 
   def run(self, pair: Pair, batch: Batch):
-    with pair.precision():
-      return loop.decode(
-        self.params, batch.inputs_BE, batch.row_key_B, batch.sampling, **self.static
-      )
+    return pair.decode(self.params, batch, self.static)
 
 
 class Costs(NamedTuple):

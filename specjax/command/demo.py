@@ -135,6 +135,7 @@ class Demonstration:
         [self.num_draft] * count,
         batch_size=1,
         buckets=buckets[:1] or self.pair.source_buckets,
+        mesh=self.pair.mesh,
       )
     )
 

@@ -31,6 +31,16 @@ class T5Cache(NamedTuple):
   slots: tuple[KeyValue, ...]
 
 
+def cache_axes(cache: T5Cache) -> T5Cache:
+  """The logical axes of a cache, under T5X's names: a tuple for each leaf."""
+
+  def axes(leaf: jax.Array) -> tuple[str, ...]:
+    return ('batch', 'heads', 'length', 'kv')[-leaf.ndim :]
+
+  sources, slots = jax.tree.map(axes, (cache.sources, cache.slots))
+  return T5Cache(sources, ('batch', None, None, 'length'), slots)  # type: ignore
+
+
 def write_slots(slots: jax.Array, new_BHTK: jax.Array, start_B: jax.Array) -> jax.Array:
   """Overwrites slots `[start, start + T)` of each row.
 

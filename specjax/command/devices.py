@@ -1,0 +1,47 @@
+"""The devices and processes of a run, as the command line asks for them."""
+
+import dataclasses
+import sys
+
+import jax
+
+from specjax.config import RunConfig
+from specjax.parallel import distributed
+from specjax.parallel.mesh import describe, make_mesh
+
+
+def start(config: RunConfig) -> tuple[RunConfig, jax.sharding.Mesh | None]:
+  """Joins the other processes, makes the mesh and says so on stderr.
+
+  Returns:
+    The configuration for this process, which writes only if it is the first, and
+    the mesh; None for one device.
+
+  Raises:
+    ValueError: the processes or the devices are not there.
+  """
+  parallel = config.parallel
+  if parallel.joins:
+    if not (config.io.prompt or config.io.input):
+      raise ValueError('input: missing; several processes decode --input or --prompt')
+    distributed.initialize(
+      parallel.coordinator_address,
+      parallel.num_processes,
+      parallel.process_id,
+      timeout=parallel.join_seconds,
+    )
+  elif parallel.mesh_data * parallel.mesh_model == 1:
+    return config, None
+  mesh = make_mesh(parallel.mesh_data, parallel.mesh_model)
+  if not distributed.is_main():
+    io = dataclasses.replace(config.io, output=None)
+    return dataclasses.replace(config, io=io), mesh
+  how = 'split too' if parallel.shard_draft else 'whole on every device'
+  print(f'{describe(mesh)}; the draft is {how}', file=sys.stderr)
+  if parallel.mesh_data > 1 and (config.io.batch_size == 1 or config.io.stream):
+    print(
+      f'one text at a time: the {parallel.mesh_data} groups of the data axis all '
+      'decode the same; raise --batch_size to share texts out',
+      file=sys.stderr,
+    )
+  return config, mesh

@@ -1,0 +1,1 @@
+"""Sharding: logical axes, meshes, models and loop state on them, several hosts."""

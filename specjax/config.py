@@ -9,6 +9,7 @@ import difflib
 import importlib.util
 import math
 import numbers
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -257,25 +258,30 @@ def load_config(name: str) -> RunConfig:
 
   Args:
     name: a Python file that defines CONFIG, or the name of a shipped one, such
-      as 'embedded'.
+      as 'embedded'; 'paper/ende_small_t0@v4' is an entry of the CONFIGS of one.
 
   Returns:
-    Its CONFIG.
+    Its CONFIG, or that entry.
 
   Raises:
     ValueError: no such file or name (near names are given), the file fails, or
       its CONFIG is no `RunConfig`.
   """
   path = Path(name).expanduser()
+  entry = ''
   if not path.is_file():
     shipped = shipped_configs()
-    if name not in shipped:
+    stem, _, entry = name.partition('/')
+    if stem not in shipped:
       raise ValueError(
         f'config: {name!r} is neither a file nor a shipped configuration; '
-        + suggest(name, shipped)
+        + suggest(stem, shipped)
       )
-    path = shipped[name]
-  config = _execute(path).get('CONFIG')
+    path = shipped[stem]
+  found = _execute(path)
+  if entry or 'CONFIGS' in found:
+    return _entry(path, found.get('CONFIGS', {}), entry)
+  config = found.get('CONFIG')
   if not isinstance(config, RunConfig):
     raise ValueError(
       f'config: {path} defines no CONFIG of type RunConfig (found '
@@ -284,13 +290,26 @@ def load_config(name: str) -> RunConfig:
   return config
 
 
+def _entry(path: Path, configs: dict[str, RunConfig], name: str) -> RunConfig:
+  if not configs:
+    raise ValueError(f'config: {path} has no CONFIGS; give {path.stem} without /{name}')
+  if name not in configs:
+    near = difflib.get_close_matches(name, configs, n=3)
+    remedy = f'did you mean {" or ".join(near)}?' if near else f'such as {min(configs)}'
+    raise ValueError(
+      f'config: {name!r} is none of the {len(configs)} in {path.stem}; give '
+      f'{path.stem}/NAME, {remedy}'
+    )
+  return configs[name]
+
+
 def shipped_configs() -> dict[str, Path]:
-  """Names and files of the `RunConfig`s that come with specjax."""
+  """Names and files of the configurations of runs that come with specjax."""
   folder = Path(__file__).parent / 'configs'  # in a checkout a link to configs/
   return {
     path.stem: path
     for path in sorted(folder.glob('*.py'))
-    if 'RunConfig' in path.read_text(encoding='utf-8')
+    if re.search(r'RunConfig|^CONFIGS', path.read_text(encoding='utf-8'), re.MULTILINE)
   }
 
 

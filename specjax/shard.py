@@ -55,13 +55,19 @@ def shard_pair(pair: Pair, mesh: Mesh, *, shard_draft: bool = False) -> Pair:
     floating point.
 
   Raises:
-    ValueError: the mesh does not divide a model's heads, mlp or vocabulary.
+    ValueError: the mesh does not divide a model's heads, mlp or vocabulary, or the
+      pair lies on a mesh already.
 
   Example:
     >>> from specjax import load_pair, shard_pair
     >>> from specjax.parallel.mesh import make_mesh
     >>> pair = shard_pair(load_pair(), make_mesh(data=1, model=1))
   """
+  if pair.mesh is not None:
+    raise ValueError(
+      f'pair: it lies on a mesh of {pair.mesh.size} devices already; load it again '
+      'with load_pair(..., mesh=...)'
+    )
   draft_rules = TENSOR_PARALLEL if shard_draft else REPLICATED
   target, target_params = _shard(
     pair.target, pair.target_config, pair.params.target, mesh, TENSOR_PARALLEL

@@ -107,6 +107,8 @@ def test_a_configuration_is_json():
 def test_every_shipped_configuration_loads():
   assert 'embedded' in shipped_configs()
   for name, path in shipped_configs().items():
+    if 'CONFIGS' in path.read_text():
+      continue  # several in a file: tests/test_published.py
     assert isinstance(load_config(name), RunConfig)
     assert load_config(name) == load_config(str(path))
   assert 'embedded_target' not in shipped_configs(), 'it configures training'

@@ -65,7 +65,7 @@ def initialize(
       f'{missing[0]}: missing; give all of {", ".join(given)}, or none on a TPU slice'
     )
   arguments = {} if missing else _checked(**given)
-  where = f' at {coordinator_address}' if arguments else ''
+  where = f' at {arguments["coordinator_address"]}' if arguments else ''
   waits = threading.Timer(timeout, _give_up, (timeout, where))
   waits.daemon = True
   waits.start()
@@ -73,12 +73,12 @@ def initialize(
     jax.distributed.initialize(
       **arguments, initialization_timeout=timeout + _GRACE_SECONDS
     )
-  except (ValueError, RuntimeError, OSError) as error:
+  except (ValueError, RuntimeError, OSError, ImportError) as error:
     if arguments:
       raise ValueError(f'coordinator_address: {_first_line(error)}') from error
     raise ValueError(
-      'multi_host: this machine is on no TPU slice and in no Slurm or Open MPI job '
-      f'({_first_line(error)}){_tpu_variables()}; give --coordinator_address, '
+      'multi_host: no TPU slice, Slurm or Open MPI job is found here '
+      f'({_first_line(error)}{_tpu_variables(error)}); give --coordinator_address, '
       '--num_processes and --process_id, or leave --multi_host out'
     ) from error
   finally:
@@ -162,11 +162,12 @@ def _give_up(timeout: int, where: str) -> None:
   os._exit(_FAILED)
 
 
-def _tpu_variables() -> str:
-  """Says which variables look like a TPU's, where there is none."""
+def _tpu_variables(error: Exception) -> str:
+  """Says which variables look like a TPU's, where JAX finds none."""
   names = ('TPU_WORKER_HOSTNAMES', 'TPU_NAME', 'CLOUD_TPU_TASK_ID', 'TPU_WORKER_ID')
   found = [name for name in names if name in os.environ]
-  return f'; {" and ".join(found)} set, but no TPU is attached' if found else ''
+  reason = f'; {", ".join(found)} set, but no TPU is attached'
+  return '' if isinstance(error, ImportError) or not found else reason
 
 
 def _first_line(error: Exception) -> str:

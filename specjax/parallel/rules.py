@@ -83,14 +83,21 @@ def shardings(tree: PyTree, axes: PyTree, mesh: Mesh, rules: Rules) -> PyTree:
 
   specs = jax.tree_util.tree_map_with_path(spec, tree, axes)
 
-  def check(path: Any, leaf: Any, names: tuple, spec: PartitionSpec) -> NamedSharding:
+  failures = []
+
+  def place(path: Any, leaf: Any, names: tuple, spec: PartitionSpec) -> NamedSharding:
     for name, size, axis in zip(names, leaf.shape, spec, strict=True):
       if axis is not None and size % mesh.shape[axis]:
         where = jax.tree_util.keystr(path, simple=True, separator='/')
-        raise ValueError(_indivisible(name, size, where, axis, mesh, sizes[axis]))
+        failures.append((name, size, where, axis))
     return NamedSharding(mesh, spec)
 
-  return jax.tree_util.tree_map_with_path(check, tree, axes, specs)
+  placed = jax.tree_util.tree_map_with_path(place, tree, axes, specs)
+  if failures:
+    # Joined axes are multiples of the heads, which says more.
+    name, size, where, axis = min(failures, key=lambda failure: failure[0] != 'heads')
+    raise ValueError(_indivisible(name, size, where, axis, mesh, sizes[axis]))
+  return placed
 
 
 def constrain(tree: PyTree, axes: PyTree, mesh: Mesh, rules: Rules) -> PyTree:
@@ -114,7 +121,7 @@ def _indivisible(
       f'{count}, padding with rows without a budget, or one row'
     )
   common = math.gcd(*sizes)
-  good = [str(n) for n in range(1, mesh.size + 1) if common % n == 0]
+  good = [str(n) for n in range(1, jax.device_count() + 1) if common % n == 0]
   whole = f"keep that axis whole with the rule ('{name}', None)"
   if name == 'vocab':
     whole = f'pad the vocabulary to a multiple of {count}, or {whole}'

@@ -5,6 +5,7 @@ not counted, and a weight that is fetched into one and used there is read once.
 `compiled.cost_analysis()` counts it each time, and loops once, however long.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -300,8 +301,13 @@ def _tuple_uses(
 
 
 def _group_size(rest: str) -> int:
+  """From a list of groups, from their number and size, or from a mesh's axes."""
   listed = re.search(r'replica_groups=\{\{([\d,]+)\}', rest)
   if listed:
     return len(listed[1].split(','))
-  iota = re.search(r'replica_groups=\[\d+,(\d+)\]', rest)
-  return int(iota[1]) if iota else 0
+  table = re.search(r'replica_groups=\[\d+,(\d+)\]', rest)
+  if table:
+    return int(table[1])
+  mesh = re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", rest)
+  sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1])) if mesh else {}
+  return math.prod(int(sizes[axis]) for axis in re.findall(r'\w+', mesh[2] if mesh else ''))

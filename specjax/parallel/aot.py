@@ -15,7 +15,7 @@ import pickle
 import re
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,6 +88,7 @@ def compile_program(
   *,
   out_shardings: PyTree = None,
   donate: tuple[int, ...] = (),
+  options: Mapping[str, Any] | None = None,
 ) -> Program:
   """Compiles a function for the devices of its shardings; nothing runs.
 
@@ -98,6 +99,7 @@ def compile_program(
     in_shardings: `Sharding`s or `Format`s, one for each argument or subtree.
     out_shardings: likewise for the results; None: the compiler chooses.
     donate: numbers of arguments whose memory the results may take.
+    options: for the compiler, by the names of XLA's flags.
 
   Raises:
     ValueError: it does not fit a device's memory; the message says by how much.
@@ -111,7 +113,7 @@ def compile_program(
   )
   lowered = jitted.lower(*arguments)
   try:
-    compiled = lowered.compile()
+    compiled = lowered.compile(dict(options) if options else None)
   except jax.errors.JaxRuntimeError as error:
     raise _without_room(name, error) from error
   found = compiled.memory_analysis()

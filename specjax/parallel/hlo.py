@@ -18,8 +18,17 @@ _ASSIGNMENT = re.compile(r'\s+(ROOT )?%?([\w.\-]+) = ')
 _BRANCHES = ('branch_computations', 'true_computation', 'false_computation')
 # The functions of these are scalar arithmetic.
 _ELEMENTWISE = frozenset(
-  'reduce reduce-window scatter sort map select-and-scatter all-reduce '
-  'all-reduce-start reduce-scatter'.split()
+  [
+    'reduce',
+    'reduce-window',
+    'scatter',
+    'sort',
+    'map',
+    'select-and-scatter',
+    'all-reduce',
+    'all-reduce-start',
+    'reduce-scatter',
+  ]
 )
 
 

@@ -18,20 +18,45 @@ MIN_WEIGHT = 2**14  # elements; smaller arrays are no weights, or do not matter
 # Instructions that move nothing: names for what is there, or the ends of what was
 # started.
 _FREE = frozenset(
-  'parameter get-tuple-element tuple bitcast constant after-all opt-barrier '
-  'partition-id replica-id iota copy-done slice-done all-reduce-done all-gather-done '
-  'collective-permute-done async-done async-update send-done recv-done '
-  'add-dependency'.split()
+  [
+    'parameter',
+    'get-tuple-element',
+    'tuple',
+    'bitcast',
+    'constant',
+    'after-all',
+    'opt-barrier',
+    'partition-id',
+    'replica-id',
+    'iota',
+    'copy-done',
+    'slice-done',
+    'all-reduce-done',
+    'all-gather-done',
+    'collective-permute-done',
+    'async-done',
+    'async-update',
+    'send-done',
+    'recv-done',
+    'add-dependency',
+  ]
 )
-_SLICES = frozenset('slice dynamic-slice gather slice-start'.split())
-_NAMES = frozenset('bitcast copy-done slice-done optimization-barrier'.split())
-_PREFETCHES = frozenset('slice-start copy-start'.split())
-_UPDATES = frozenset('dynamic-update-slice scatter'.split())
+_SLICES = frozenset(['slice', 'dynamic-slice', 'gather', 'slice-start'])
+_NAMES = frozenset(['bitcast', 'copy-done', 'slice-done', 'optimization-barrier'])
+_PREFETCHES = frozenset(['slice-start', 'copy-start'])
+_UPDATES = frozenset(['dynamic-update-slice', 'scatter'])
 _COLLECTIVES = frozenset(
-  'all-reduce all-gather reduce-scatter all-to-all collective-permute '
-  'collective-broadcast ragged-all-to-all'.split()
+  [
+    'all-reduce',
+    'all-gather',
+    'reduce-scatter',
+    'all-to-all',
+    'collective-permute',
+    'collective-broadcast',
+    'ragged-all-to-all',
+  ]
 )
-_HOST = frozenset('infeed outfeed send recv'.split())
+_HOST = frozenset(['infeed', 'outfeed', 'send', 'recv'])
 
 
 class Traffic(NamedTuple):
@@ -71,7 +96,7 @@ def traffic(module: Module, computation: str) -> Traffic:
 
   What an instruction uses in main memory it reads once; slices and gathers read what
   they return, and updates in place write what they are given. Of a conditional's
-  branches the one with most traffic counts.
+  branches the one with least traffic counts: filters are off, say.
   """
   total = Traffic()
   within = module.computations[computation]
@@ -82,7 +107,7 @@ def traffic(module: Module, computation: str) -> Traffic:
       total = total.plus(traffic(module, loop.body), times)
     elif instruction.opcode in ('conditional', 'call', 'async-start'):
       branches = [traffic(module, name) for name in instruction.callees]
-      total = total.plus(max(branches, key=lambda branch: branch.total))
+      total = total.plus(min(branches, key=lambda branch: branch.total))
     elif not _is_free(instruction):
       read = sum(
         _bytes_read(module, within, instruction, operand)
@@ -133,9 +158,7 @@ def host_transfers(module: Module, computation: str) -> list[str]:
 
   def waits(instruction: Instruction) -> bool:
     spaces = {shape.space for shape in instruction.shapes}
-    is_callback = (
-      instruction.opcode == 'custom-call' and 'callback' in instruction.rest
-    )
+    is_callback = instruction.opcode == 'custom-call' and 'callback' in instruction.rest
     return instruction.opcode in _HOST or is_callback or HOST_SPACE in spaces
 
   return [
@@ -145,18 +168,27 @@ def host_transfers(module: Module, computation: str) -> list[str]:
   ]
 
 
+def weight_gathers(module: Module, computation: str) -> list[Instruction]:
+  """All-gathers of one run that put a weight's shards together."""
+  weights = _weight_sizes(module)
+  return [
+    instruction
+    for instruction, _, _ in module.walk(computation, into_fusions=True)
+    if instruction.opcode.removesuffix('-start') == 'all-gather'
+    and any(
+      shape.size == size * max(_group_size(instruction.rest), 1)
+      for shape in _result(instruction)
+      for size in weights
+    )
+  ]
+
+
 def weight_copies(module: Module, computation: str) -> list[Instruction]:
   """Results of one run that are as large as some weight: copies, transposes, casts.
 
-  A weight is a parameter with two axes and `MIN_WEIGHT` elements or more. Fetching
-  one into a scratchpad as it lies is no copy.
+  Fetching a weight into a scratchpad as it lies is no copy.
   """
-  weights = {
-    shape.size
-    for instruction in parameters(module).values()
-    for shape in instruction.shapes
-    if len(shape.dims) > 1 and shape.size >= MIN_WEIGHT
-  }
+  weights = _weight_sizes(module)
 
   def is_copy(instruction: Instruction, within: Computation) -> bool:
     if _is_free(instruction) or instruction.opcode in _UPDATES | {'while'}:
@@ -176,6 +208,16 @@ def weight_copies(module: Module, computation: str) -> list[Instruction]:
   ]
 
 
+def _weight_sizes(module: Module) -> set[int]:
+  """Elements of parameters with two axes and `MIN_WEIGHT` elements or more."""
+  return {
+    shape.size
+    for instruction in parameters(module).values()
+    for shape in instruction.shapes
+    if len(shape.dims) > 1 and shape.size >= MIN_WEIGHT
+  }
+
+
 def count(module: Module, computation: str, opcode: str) -> int:
   """Instructions of a kind that one run executes, those in fusions included."""
   return sum(
@@ -186,12 +228,20 @@ def count(module: Module, computation: str, opcode: str) -> int:
 
 
 def cycles(module: Module, computation: str) -> int:
-  """The TPU compiler's own estimate of one run, in cycles; 0 where it gives none."""
-  return sum(
-    times * int(estimate[1])
-    for instruction, _, times in module.walk(computation)
-    if (estimate := re.search(r'"estimated_cycles":"(\d+)"', instruction.rest))
-  )
+  """The TPU compiler's own estimate of one run, in cycles; 0 where it gives none.
+
+  Of a conditional's branches the cheapest counts, as for `traffic`.
+  """
+  total = 0
+  for instruction in module.computations[computation].instructions.values():
+    estimate = re.search(r'"estimated_cycles":"(\d+)"', instruction.rest)
+    total += int(estimate[1]) if estimate else 0
+    if instruction.opcode == 'while':
+      loop = module.loop(instruction)
+      total += (1 if loop.trips is None else loop.trips) * cycles(module, loop.body)
+    elif instruction.opcode in ('conditional', 'call'):
+      total += min(cycles(module, name) for name in instruction.callees)
+  return total
 
 
 def _is_free(instruction: Instruction) -> bool:
@@ -308,6 +358,8 @@ def _group_size(rest: str) -> int:
   table = re.search(r'replica_groups=\[\d+,(\d+)\]', rest)
   if table:
     return int(table[1])
-  mesh = re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", rest)
+  mesh = re.search(r'replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}', rest)
   sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1])) if mesh else {}
-  return math.prod(int(sizes[axis]) for axis in re.findall(r'\w+', mesh[2] if mesh else ''))
+  return math.prod(
+    int(sizes[axis]) for axis in re.findall(r'\w+', mesh[2] if mesh else '')
+  )

@@ -16,6 +16,14 @@ from specjax.config import suggest
 from specjax.parallel import rules
 
 GIB = 2**30
+# libtpu otherwise asks which TPU it is on, warns, and lets one process in at a time.
+_COMPILER_ONLY = {
+  'TPU_SKIP_MDS_QUERY': '1',
+  'TPU_ACCELERATOR_TYPE': 'v4-8',
+  'TPU_WORKER_HOSTNAMES': 'localhost',
+  'TPU_WORKER_ID': '0',
+  'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
+}
 INSTALL = "pip install 'specjax[aot]' (libtpu, on x86-64 Linux)"
 
 
@@ -158,11 +166,8 @@ def make_mesh(topology: Topology, data: int, model: int) -> Mesh:
     raise ValueError(
       f'topology: {topology.name} needs the TPU compiler, which is not there; {INSTALL}'
     )
-  # No TPU is asked who it is: without these libtpu looks for one, and warns.
-  os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
-  os.environ.setdefault('TPU_ACCELERATOR_TYPE', 'v4-8')
-  os.environ.setdefault('TPU_WORKER_HOSTNAMES', 'localhost')
-  os.environ.setdefault('TPU_WORKER_ID', '0')
+  for name, value in _COMPILER_ONLY.items():
+    os.environ.setdefault(name, value)
   description = topologies.get_topology_desc(
     platform='tpu', topology_name=topology.name, **topology.options
   )

@@ -30,8 +30,8 @@ class AotConfig:
     str | None,
     tyro.conf.arg(
       metavar='NAME',
-      help='A configuration of a run, such as paper/ende_small_t0@v4, whose pair, gamma,'
-      ' batch size and devices are taken. The other options override it.',
+      help='A configuration of a run, such as paper/ende_small_t0@v4, whose pair, '
+      'gamma, batch size and devices are taken. The other options override it.',
     ),
   ] = None
   topology: str = 'v4:1x1x1'

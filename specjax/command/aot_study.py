@@ -1,6 +1,7 @@
 """Compiles a pair's programs and draws conclusions: the numbers of `specjax.aot`."""
 
 import dataclasses
+import functools
 import importlib.metadata
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -161,16 +162,16 @@ def run(config: AotConfig, note: Note) -> Study:
   gammas = config.gammas
   widths = _widths(gammas, config.num_speculative_tokens)
   jobs: dict[str, Callable[[], aot.Program]] = {
-    'loop': lambda: programs.compile_loop(setup),
-    'plain_loop': lambda: programs.compile_loop(setup, 0),
-    'plain': lambda: programs.compile_target_step(setup, 1),
+    'loop': functools.partial(programs.compile_loop, setup),
+    'plain_loop': functools.partial(programs.compile_loop, setup, 0),
+    'plain': functools.partial(programs.compile_target_step, setup, 1),
     **{
-      f'verify_{width}': lambda width=width: programs.compile_target_step(setup, width)
+      f'verify_{width}': functools.partial(programs.compile_target_step, setup, width)
       for width in widths
     },
-    'draft': lambda: programs.compile_draft_step(setup),
-    'target_encoder': lambda: programs.compile_encoder(setup, 'target'),
-    'draft_encoder': lambda: programs.compile_encoder(setup, 'draft'),
+    'draft': functools.partial(programs.compile_draft_step, setup),
+    'target_encoder': functools.partial(programs.compile_encoder, setup, 'target'),
+    'draft_encoder': functools.partial(programs.compile_encoder, setup, 'draft'),
   }
   facts = {}
   for number, (name, job) in enumerate(jobs.items(), 1):

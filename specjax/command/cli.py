@@ -56,12 +56,12 @@ def read(argv: Sequence[str], default: Any, prog: str, description: str) -> Any:
     ValueError: an unknown option (near names are given) or a bad value.
     SystemExit: after `--help`.
   """
-  cls = type(default)
+  flat: Any = tyro.conf.OmitArgPrefixes
   errors = io.StringIO()
   try:
     with contextlib.redirect_stderr(errors), _wide(not {'-h', '--help'} & {*argv}):
       return tyro.cli(
-        tyro.conf.OmitArgPrefixes[cls],
+        flat[type(default)],
         prog=prog,
         description=description,
         args=[*argv],
@@ -71,7 +71,7 @@ def read(argv: Sequence[str], default: Any, prog: str, description: str) -> Any:
   except SystemExit as exit_:
     if not exit_.code:
       raise
-    raise ValueError(_reason(argv, errors.getvalue(), cls, prog)) from None
+    raise ValueError(_reason(argv, errors.getvalue(), type(default), prog)) from None
 
 
 def option_names(cls: type = RunConfig) -> list[str]:

@@ -116,7 +116,7 @@ def compile_program(
     compiled = lowered.compile(dict(options) if options else None)
   except jax.errors.JaxRuntimeError as error:
     raise _without_room(name, error) from error
-  found = compiled.memory_analysis()
+  found: Any = compiled.memory_analysis()
   memory = Memory(
     found.argument_size_in_bytes,
     found.output_size_in_bytes,
@@ -125,7 +125,7 @@ def compile_program(
     found.generated_code_size_in_bytes,
   )
   flops = float((compiled.cost_analysis() or {}).get('flops', 0.0))
-  module = hlo.parse(compiled.as_text())
+  module = hlo.parse(compiled.as_text() or '')
   seconds = time.perf_counter() - begin
   return Program(name, compiled, module, memory, flops, seconds)
 

@@ -17,19 +17,10 @@ _HEADER = re.compile(r'(ENTRY )?%?([\w.\-]+) \(.*\{$')
 _ASSIGNMENT = re.compile(r'\s+(ROOT )?%?([\w.\-]+) = ')
 _BRANCHES = ('branch_computations', 'true_computation', 'false_computation')
 # The functions of these are scalar arithmetic.
-_ELEMENTWISE = frozenset(
-  [
-    'reduce',
-    'reduce-window',
-    'scatter',
-    'sort',
-    'map',
-    'select-and-scatter',
-    'all-reduce',
-    'all-reduce-start',
-    'reduce-scatter',
-  ]
-)
+_ELEMENTWISE = frozenset({
+  'reduce', 'reduce-window', 'scatter', 'sort', 'map', 'select-and-scatter',
+  'all-reduce', 'all-reduce-start', 'reduce-scatter',
+})  # fmt: skip
 
 
 class Shape(NamedTuple):
@@ -104,7 +95,7 @@ class Instruction(NamedTuple):
     return match[1].replace("\\'", "'") if match else ''
 
   @property
-  def index(self) -> int:
+  def number(self) -> int:
     """Of a parameter or a tuple's element."""
     match = re.search(r'\bindex=(\d+)', self.rest)
     return int(match[1]) if match else int(self.operands[0])
@@ -125,10 +116,10 @@ class Computation(NamedTuple):
   root: Instruction
   users: Mapping[str, list[Instruction]]
 
-  def parameter(self, index: int) -> Instruction:
+  def parameter(self, number: int) -> Instruction:
     """The parameter of that number."""
     every = self.instructions.values()
-    return next(i for i in every if i.opcode == 'parameter' and i.index == index)
+    return next(i for i in every if i.opcode == 'parameter' and i.number == number)
 
 
 class Loop(NamedTuple):

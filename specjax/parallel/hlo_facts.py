@@ -17,45 +17,20 @@ MIN_WEIGHT = 2**14  # elements; smaller arrays are no weights, or do not matter
 
 # Instructions that move nothing: names for what is there, or the ends of what was
 # started.
-_FREE = frozenset(
-  [
-    'parameter',
-    'get-tuple-element',
-    'tuple',
-    'bitcast',
-    'constant',
-    'after-all',
-    'opt-barrier',
-    'partition-id',
-    'replica-id',
-    'iota',
-    'copy-done',
-    'slice-done',
-    'all-reduce-done',
-    'all-gather-done',
-    'collective-permute-done',
-    'async-done',
-    'async-update',
-    'send-done',
-    'recv-done',
-    'add-dependency',
-  ]
-)
+_FREE = frozenset({
+  'parameter', 'get-tuple-element', 'tuple', 'bitcast', 'constant', 'after-all',
+  'opt-barrier', 'partition-id', 'replica-id', 'iota', 'copy-done', 'slice-done',
+  'all-reduce-done', 'all-gather-done', 'collective-permute-done', 'async-done',
+  'async-update', 'send-done', 'recv-done', 'add-dependency',
+})  # fmt: skip
 _SLICES = frozenset(['slice', 'dynamic-slice', 'gather', 'slice-start'])
 _NAMES = frozenset(['bitcast', 'copy-done', 'slice-done', 'optimization-barrier'])
 _PREFETCHES = frozenset(['slice-start', 'copy-start'])
 _UPDATES = frozenset(['dynamic-update-slice', 'scatter'])
-_COLLECTIVES = frozenset(
-  [
-    'all-reduce',
-    'all-gather',
-    'reduce-scatter',
-    'all-to-all',
-    'collective-permute',
-    'collective-broadcast',
-    'ragged-all-to-all',
-  ]
-)
+_COLLECTIVES = frozenset({
+  'all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute',
+  'collective-broadcast', 'ragged-all-to-all',
+})  # fmt: skip
 _HOST = frozenset(['infeed', 'outfeed', 'send', 'recv'])
 
 
@@ -346,7 +321,7 @@ def _tuple_uses(
     for receiver in receivers:
       inner = module.computations[receiver]
       for element in inner.users.get(inner.parameter(0).name, []):
-        if element.opcode == 'get-tuple-element' and element.index == place:
+        if element.opcode == 'get-tuple-element' and element.number == place:
           yield from _uses(module, inner, element.name, times * count)
 
 
@@ -359,7 +334,7 @@ def _group_size(rest: str) -> int:
   if table:
     return int(table[1])
   mesh = re.search(r'replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}', rest)
-  sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1])) if mesh else {}
-  return math.prod(
-    int(sizes[axis]) for axis in re.findall(r'\w+', mesh[2] if mesh else '')
-  )
+  if mesh is None:
+    return 0
+  sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))
+  return math.prod(int(sizes[axis]) for axis in re.findall(r'\w+', mesh[2]))

@@ -5,6 +5,7 @@ need not be there; what is compiled for it runs on a slice of that shape.
 """
 
 import importlib.util
+import math
 import os
 from typing import Any, NamedTuple
 
@@ -75,9 +76,7 @@ class Topology(NamedTuple):
 
 
 def _topology(name: str, chip: Chip, host: tuple[int, int, int]) -> Topology:
-  size = 1
-  for count in name.partition(':')[2].split('x'):
-    size *= int(count)
+  size = math.prod(int(count) for count in name.partition(':')[2].split('x'))
   options: dict[str, Any] = {'chips_per_host_bounds': host}
   if chip in (V4, V5P):
     # The two cores of a chip work as one device, as on a Cloud TPU.
@@ -109,13 +108,14 @@ TOPOLOGIES = {
 }
 # Accelerator types count TensorCores on v4 and v5p, and chips on v5e and v6e.
 ALIASES = {
+  'v4': 'v4:1x1x1',
   'v4-8': 'v4:2x2x1',
   'v4-16': 'v4:2x2x2',
   'v4-32': 'v4:2x2x4',
-  'v5litepod-1': 'v5e:1x1',
-  'v5litepod-4': 'v5e:2x2',
-  'v5litepod-8': 'v5e:2x4',
-  'v5litepod-16': 'v5e:4x4',
+  'v5e-1': 'v5e:1x1',
+  'v5e-4': 'v5e:2x2',
+  'v5e-8': 'v5e:2x4',
+  'v5e-16': 'v5e:4x4',
   'v5p-8': 'v5p:2x2x1',
   'v5p-16': 'v5p:2x2x2',
   'v5p-32': 'v5p:2x2x4',
@@ -136,7 +136,8 @@ def find(name: str) -> Topology:
     >>> find('v5p-8').name, find('v4:1x1x1').size
     ('v5p:2x2x1', 1)
   """
-  topology = TOPOLOGIES.get(ALIASES.get(name, name))
+  short = name.replace('v5litepod', 'v5e')  # Cloud's name for it
+  topology = TOPOLOGIES.get(ALIASES.get(short, short))
   if topology is None:
     known = ', '.join([*TOPOLOGIES, *ALIASES])
     near = suggest(name, [*TOPOLOGIES, *ALIASES])

@@ -132,8 +132,8 @@ def _against_paper(study: Study, paper: float, estimate: float) -> Iterator[str]
     f'(a share of {share:.4f})'
   )
   yield (
-    f'  a draft step is {small} operations in a row, each of a few microseconds: it '
-    f'waits for them, not for memory; the compiler expects {estimate:.4f}'
+    f'  a draft step is {small} small operations in a row, and waits for their starts '
+    f'rather than for memory; the compiler, which counts those, expects {estimate:.4f}'
   )
   yield (
     "  the paper's steps were T5X's, which project the source's keys and values anew "

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib.metadata
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -220,30 +219,32 @@ def gather(program: aot.Program) -> Facts:
   """Reads what a program does in each round of its loop, or in a call."""
   module = program.module
   try:
-    inside = hlo.data_loop(module).body
+    loop = hlo.data_loop(module)
+    inside, parts = loop.body, (loop.body, loop.condition)
   except ValueError:
-    inside = module.entry
+    inside, parts = module.entry, (module.entry,)
   copies = hlo_facts.weight_copies(module, inside)
-  names = {copy.name for copy in copies}
-  before = [
-    copy
-    for copy in hlo_facts.weight_copies(module, module.entry)
-    if copy.name not in names and copy.opcode in ('copy', 'transpose')
-  ]
+  inner = {copy.name for copy in copies}
+  everywhere = hlo_facts.weight_copies(module, module.entry)
+  before = [copy for copy in everywhere if copy.name not in inner]
   sizes = {path: leaf.shapes[0].nbytes for path, leaf in hlo.parameters(module).items()}
   reads = hlo_facts.reads(module, inside)
   return Facts(
-    program,
-    hlo_facts.traffic(module, inside),
-    tuple(hlo_facts.collectives(module, inside)),
-    tuple(hlo_facts.host_transfers(module, inside)),
-    len(copies),
-    len(hlo_facts.weight_gathers(module, inside)),
-    sum(shape.nbytes for copy in before for shape in copy.shapes),
-    sum(sizes[path] for path, times in reads.items() if times > 0.5),
-    sum(sizes[path] * times for path, times in reads.items()),
-    len(module.aliases),
-    hlo_facts.cycles(module, inside),
+    program=program,
+    traffic=hlo_facts.traffic(module, inside),
+    collectives=tuple(
+      each for part in parts for each in hlo_facts.collectives(module, part)
+    ),
+    host_transfers=tuple(
+      each for part in parts for each in hlo_facts.host_transfers(module, part)
+    ),
+    weight_copies=len(copies),
+    weight_gathers=len(hlo_facts.weight_gathers(module, inside)),
+    copied_before=sum(shape.nbytes for copy in before for shape in copy.shapes),
+    weights=sum(sizes[path] for path, times in reads.items() if times > 0.5),
+    weights_read=sum(sizes[path] * times for path, times in reads.items()),
+    donated=len(module.aliases),
+    cycles=hlo_facts.cycles(module, inside),
   )
 
 
@@ -253,9 +254,9 @@ def to_dict(study: Study) -> dict[str, Any]:
   return {
     'config': dataclasses.asdict(study.config),
     'versions': {
-      name: importlib.metadata.version(name) for name in ('jax', 'jaxlib', 'libtpu')
-    }
-    | {'specjax': specjax.__version__},
+      'specjax': specjax.__version__,
+      **aot.versions(study.facts['loop'].program.compiled),
+    },
     'topology': {
       'name': study.topology.name,
       'chips': study.topology.size,

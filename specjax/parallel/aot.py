@@ -13,7 +13,6 @@ it chose.
 import os
 import pickle
 import re
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -115,7 +114,7 @@ def compile_program(
   try:
     compiled = lowered.compile(dict(options) if options else None)
   except jax.errors.JaxRuntimeError as error:
-    raise _without_room(name, error) from error
+    raise without_room(name, error) from error
   found: Any = compiled.memory_analysis()
   memory = Memory(
     found.argument_size_in_bytes,
@@ -130,7 +129,7 @@ def compile_program(
   return Program(name, compiled, module, memory, flops, seconds)
 
 
-def _without_room(name: str, error: Exception) -> Exception:
+def without_room(name: str, error: Exception) -> Exception:
   """XLA's error as a line of our own, if it is about memory."""
   sizes = re.search(r'([\d.]+)G\) exceeds available HBM \(([\d.]+)G', str(error))
   if sizes is None:
@@ -154,13 +153,16 @@ def save(program: Program, path: str | Path, topology: str) -> None:
   record = {
     'kind': _FILE_KIND,
     'topology': topology,
-    'versions': _versions(program.compiled),
+    'versions': versions(program.compiled),
     'devices': _devices(program.compiled),
     'executable': serialize_executable.serialize(program.compiled),
   }
-  with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-    pickle.dump(record, file)
-  os.replace(file.name, path)
+  temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
+  try:
+    temporary.write_bytes(pickle.dumps(record))
+    os.replace(temporary, path)
+  finally:
+    temporary.unlink(missing_ok=True)
 
 
 def load(path: str | Path) -> jax.stages.Compiled:
@@ -191,13 +193,12 @@ def load(path: str | Path) -> jax.stages.Compiled:
       f'executable: {path} is for {record["topology"]}, {count} devices {kind!r}; here '
       f'are {len(here)} {here[0].device_kind!r}; compile with --topology for these'
     )
-  versions = {'jax': jax.__version__, 'jaxlib': jaxlib.__version__}
-  versions['compiler'] = here[0].client.platform_version
+  found = _versions(here[0])
   for name, version in record['versions'].items():
-    if versions[name] != version:
+    if found[name] != version:
       raise ValueError(
         f'executable: {path} was written with {name} {version!r}, here is '
-        f'{versions[name]!r}; install that version or compile anew'
+        f'{found[name]!r}; install that version or compile anew'
       )
   return serialize_executable.deserialize_and_load(*record['executable'])
 
@@ -207,8 +208,13 @@ def _devices(compiled: jax.stages.Compiled) -> tuple[str, int]:
   return devices[0].device_kind, len(devices)
 
 
-def _versions(compiled: jax.stages.Compiled) -> dict[str, str]:
-  client: Any = _device_list(compiled)[0].client
+def versions(compiled: jax.stages.Compiled) -> dict[str, str]:
+  """Of JAX and of the compiler that made a program."""
+  return _versions(_device_list(compiled)[0])
+
+
+def _versions(device: jax.Device) -> dict[str, str]:
+  client: Any = device.client
   return {
     'jax': jax.__version__,
     'jaxlib': jaxlib.__version__,

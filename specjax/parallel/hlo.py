@@ -121,6 +121,10 @@ class Computation(NamedTuple):
     every = self.instructions.values()
     return next(i for i in every if i.opcode == 'parameter' and i.number == number)
 
+  @property
+  def opcodes(self) -> set[str]:
+    return {instruction.opcode for instruction in self.instructions.values()}
+
 
 class Loop(NamedTuple):
   """A while loop.
@@ -174,7 +178,8 @@ class Module(NamedTuple):
       if instruction.opcode == 'while':
         loop = self.loop(instruction)
         count = times * (1 if loop.trips is None else loop.trips)
-        yield from self.walk(loop.body, count, into_fusions=into_fusions)
+        for name in (loop.body, loop.condition):
+          yield from self.walk(name, count, into_fusions=into_fusions)
       elif instruction.opcode != 'fusion' or into_fusions:
         for name in instruction.callees:
           yield from self.walk(name, times, into_fusions=into_fusions)

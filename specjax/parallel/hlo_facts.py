@@ -26,6 +26,7 @@ _FREE = frozenset({
 _SLICES = frozenset(['slice', 'dynamic-slice', 'gather', 'slice-start'])
 _NAMES = frozenset(['bitcast', 'copy-done', 'slice-done', 'optimization-barrier'])
 _PREFETCHES = frozenset(['slice-start', 'copy-start'])
+_PRODUCTS = frozenset(['dot', 'convolution'])
 _UPDATES = frozenset(['dynamic-update-slice', 'scatter'])
 _COLLECTIVES = frozenset({
   'all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute',
@@ -116,15 +117,23 @@ def reads(module: Module, computation: str) -> dict[str, float]:
   }
 
 
-def collectives(module: Module, computation: str) -> list[Collective]:
-  """All communication of one run of a computation."""
+def collectives(module: Module, computation: str, times: int = 1) -> list[Collective]:
+  """All communication of one run; of branches the one with least, as for `traffic`."""
   found = []
-  for instruction, _, times in module.walk(computation, into_fusions=True):
+  for instruction in module.computations[computation].instructions.values():
     kind = instruction.opcode.removesuffix('-start')
     if kind in _COLLECTIVES:
       nbytes = sum(shape.nbytes for shape in _result(instruction))
       group = _group_size(instruction.rest)
       found.append(Collective(kind, nbytes, group, times, instruction.op_name))
+    elif instruction.opcode == 'while':
+      loop = module.loop(instruction)
+      trips = 1 if loop.trips is None else loop.trips
+      for name in (loop.body, loop.condition):
+        found += collectives(module, name, times * trips)
+    elif instruction.callees:
+      parts = [collectives(module, name, times) for name in instruction.callees]
+      found += min(parts, key=lambda part: sum(each.times for each in part))
   return found
 
 
@@ -145,7 +154,11 @@ def host_transfers(module: Module, computation: str) -> list[str]:
 
 def weight_gathers(module: Module, computation: str) -> list[Instruction]:
   """All-gathers of one run that put a weight's shards together."""
-  weights = _weight_sizes(module)
+  weights = {
+    leaf.shapes[0].size
+    for leaf in parameters(module).values()
+    if _is_weight(leaf.shapes[0])
+  }
   return [
     instruction
     for instruction, _, _ in module.walk(computation, into_fusions=True)
@@ -159,46 +172,52 @@ def weight_gathers(module: Module, computation: str) -> list[Instruction]:
 
 
 def weight_copies(module: Module, computation: str) -> list[Instruction]:
-  """Results of one run that are as large as some weight: copies, transposes, casts.
+  """What one run makes of a weight that is as large as it: copies, transposes, casts.
 
   Fetching a weight into a scratchpad as it lies is no copy.
   """
-  weights = _weight_sizes(module)
+  inside = {within.name for _, within, _ in module.walk(computation)}
+  found: dict[str, Instruction] = {}
 
-  def is_copy(instruction: Instruction, within: Computation) -> bool:
-    if _is_free(instruction) or instruction.opcode in _UPDATES | {'while'}:
-      return False
-    if instruction.opcode in _PREFETCHES:
-      source = within.instructions[instruction.operands[0]].shapes[0]
-      if source.minor_to_major == _result(instruction)[0].minor_to_major:
-        return False
-    return any(
-      shape.size in weights and len(shape.dims) > 1 for shape in _result(instruction)
+  def is_copy(user: Instruction, weight: Shape) -> bool:
+    parts = [i for name in user.callees for i in module.computations[name].opcodes]
+    return (
+      user.opcode not in _UPDATES | {'custom-call'}
+      and not _PRODUCTS & {*parts, user.opcode}
+      and any(s.size == weight.size and len(s.dims) > 1 for s in _result(user))
     )
 
-  return [
-    instruction
-    for instruction, within, _ in module.walk(computation)
-    if is_copy(instruction, within)
-  ]
+  def follow(within: Computation, name: str, weight: Shape) -> None:
+    for place, user, _, _ in _uses(module, within, name):
+      layouts = {shape.minor_to_major for shape in _result(user)}
+      if user.opcode in _PREFETCHES and layouts == {weight.minor_to_major}:
+        follow(place, user.name, weight)
+      elif place.name in inside and is_copy(user, weight):
+        found[user.name] = user
+
+  for parameter in parameters(module).values():
+    if _is_weight(parameter.shapes[0]):
+      follow(module.computations[module.entry], parameter.name, parameter.shapes[0])
+  return list(found.values())
 
 
-def _weight_sizes(module: Module) -> set[int]:
-  """Elements of parameters with two axes and `MIN_WEIGHT` elements or more."""
-  return {
-    shape.size
-    for instruction in parameters(module).values()
-    for shape in instruction.shapes
-    if len(shape.dims) > 1 and shape.size >= MIN_WEIGHT
-  }
+def _is_weight(shape: Shape) -> bool:
+  return len(shape.dims) > 1 and shape.size >= MIN_WEIGHT
 
 
-def count(module: Module, computation: str, opcode: str) -> int:
-  """Instructions of a kind that one run executes, those in fusions included."""
+def count(module: Module, computation: str, opcode: str, path: str = '') -> int:
+  """How many instructions of a kind one run executes, those in fusions included.
+
+  Args:
+    module: the program.
+    computation: what runs.
+    opcode: the kind.
+    path: a part of the JAX operation's path.
+  """
   return sum(
     times
     for instruction, _, times in module.walk(computation, into_fusions=True)
-    if instruction.opcode == opcode
+    if instruction.opcode == opcode and path in instruction.op_name
   )
 
 
@@ -292,7 +311,7 @@ def _uses(
     (computation, user, the value's name there, times).
   """
   for user in within.users.get(name, []):
-    if user.opcode in _NAMES:
+    if user.opcode in _NAMES or 'ConcatBitcast' in user.rest:
       yield from _uses(module, within, user.name, times)
     elif user.opcode == 'tuple':
       for place, operand in enumerate(user.operands):
@@ -333,7 +352,7 @@ def _group_size(rest: str) -> int:
   table = re.search(r'replica_groups=\[\d+,(\d+)\]', rest)
   if table:
     return int(table[1])
-  mesh = re.search(r'replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}', rest)
+  mesh = re.search(r'replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}', rest)
   if mesh is None:
     return 0
   sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))

@@ -21,8 +21,12 @@ def main(argv: Sequence[str] | None = None) -> int:
   try:
     config = aot_config.parse(sys.argv[1:] if argv is None else argv)
     # JAX starts here: help and bad options are answered before.
+    import jax
+
     from specjax.command import aot_page
 
+    if not jax.config.jax_platforms:
+      jax.config.update('jax_platforms', 'cpu')  # a TPU here, if any, is left alone
     return aot_page.show(config)
   except ValueError as error:
     return cli.fail(error)

@@ -220,9 +220,11 @@ def gather(program: aot.Program) -> Facts:
   module = program.module
   try:
     loop = hlo.data_loop(module)
-    inside, parts = loop.body, (loop.body, loop.condition)
+    inside = loop.body
+    parts: tuple[str, ...] = (inside, loop.condition)
   except ValueError:
-    inside, parts = module.entry, (module.entry,)
+    inside = module.entry
+    parts = (inside,)
   copies = hlo_facts.weight_copies(module, inside)
   inner = {copy.name for copy in copies}
   everywhere = hlo_facts.weight_copies(module, module.entry)

@@ -73,21 +73,21 @@ def test_every_weight_is_read_once_a_round_from_where_it_lies(loop):
   assert facts.copied_before == 0
   decoder = body_reads(loop, also='decoder')
   read = {path for path, times in decoder.items() if times > 0.5}
-  # Query, key, value, out; query, out; wi_0, wi_1, wo; and the head.
-  assert len([path for path in read if 'kernel' in path]) == LAYERS * 9 + 1
+  # Query, key, value, out; query, out; wi_0, wi_1, wo; and the head. One of them may
+  # stay in a scratchpad from round to round.
+  kernels = {path for path in read if 'kernel' in path}
+  assert LAYERS * 9 <= len(kernels) <= LAYERS * 9 + 1
   # The compiler may fetch the first layer's once more.
   assert sum(decoder.values()) <= len(read) + 1
   assert facts.weights_read < 1.15 * facts.weights
 
 
-@pytest.mark.parametrize(
-  'part', ["attention']['key", "attention']['value", "'encoder'"]
-)
-def test_the_source_is_projected_before_the_loop(loop, part):
-  prefix = "['encoder_decoder_" if 'attention' in part else '['
-  found = body_reads(loop, also=prefix + part)
-  assert len(found) >= LAYERS
-  assert set(found.values()) == {0.0}
+def test_the_source_is_projected_before_the_loop(loop):
+  source = "encoder_decoder_attention']"
+  for path in ("['encoder']", f"{source}['key']", f"{source}['value']"):
+    found = body_reads(loop, also=path)
+    assert len(found) >= LAYERS
+    assert set(found.values()) == {0.0}
 
 
 def cache_writes(program):

@@ -23,9 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from specjax.command import demo, devices, session
     from specjax.parallel import distributed
 
-    config, mesh = devices.start(config)
     texts = session.read_texts(config)
-    distributed.check_equal('input', texts)
+    config, mesh = devices.start(config, texts)
     pair = load.load_pair(
       config.pair.model,
       draft=config.pair.draft_model,

@@ -74,9 +74,12 @@ def shard_pair(pair: Pair, mesh: Mesh, *, shard_draft: bool = False) -> Pair:
   )
   draft, draft_params = pair.draft, pair.params.draft
   if pair.draft is not None and pair.draft_config is not None:
-    draft, draft_params = _shard(
-      pair.draft, pair.draft_config, pair.params.draft, mesh, draft_rules
-    )
+    try:
+      draft, draft_params = _shard(
+        pair.draft, pair.draft_config, pair.params.draft, mesh, draft_rules
+      )
+    except ValueError as error:
+      raise ValueError(f'shard_draft: {error}, or leave the draft whole') from error
   return dataclasses.replace(
     pair,
     target=target,

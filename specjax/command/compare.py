@@ -17,6 +17,7 @@ import numpy as np
 from specjax.core import loop
 from specjax.generation import Generation
 from specjax.pair import Pair
+from specjax.parallel import distributed
 
 # Units in the last place of bfloat16 (8 bits of mantissa) that rounding may move
 # the difference of two logits by.
@@ -111,11 +112,11 @@ def _logits(pair: Pair, source: Sequence[int], prefix: Sequence[int]) -> np.ndar
   with pair.precision():
     logits_BTV = _teacher_forced(
       pair.params.target,
-      jnp.asarray([source], jnp.int32),
-      jnp.asarray([[loop.START_ID, *prefix]], jnp.int32),
+      np.asarray([source], np.int32),
+      np.asarray([[loop.START_ID, *prefix]], np.int32),
       model=pair.target,
     )
-  return np.asarray(logits_BTV[0, -1], np.float64)
+  return np.asarray(distributed.to_host(logits_BTV)[0, -1], np.float64)
 
 
 @functools.partial(jax.jit, static_argnames=('model',))

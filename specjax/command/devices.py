@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 
 import jax
 
@@ -10,8 +11,14 @@ from specjax.parallel import distributed
 from specjax.parallel.mesh import describe, make_mesh
 
 
-def start(config: RunConfig) -> tuple[RunConfig, jax.sharding.Mesh | None]:
+def start(
+  config: RunConfig, texts: Sequence[str] | None
+) -> tuple[RunConfig, jax.sharding.Mesh | None]:
   """Joins the other processes, makes the mesh and says so on stderr.
+
+  Args:
+    config: what the command line asks for.
+    texts: what will be decoded, the same in every process; None: a demonstration.
 
   Returns:
     The configuration for this process, which writes only if it is the first, and
@@ -22,7 +29,7 @@ def start(config: RunConfig) -> tuple[RunConfig, jax.sharding.Mesh | None]:
   """
   parallel = config.parallel
   if parallel.joins:
-    if not (config.io.prompt or config.io.input):
+    if texts is None:
       raise ValueError('input: missing; several processes decode --input or --prompt')
     distributed.initialize(
       parallel.coordinator_address,
@@ -30,6 +37,12 @@ def start(config: RunConfig) -> tuple[RunConfig, jax.sharding.Mesh | None]:
       parallel.process_id,
       timeout=parallel.join_seconds,
     )
+    alike = dataclasses.replace(
+      config,
+      io=dataclasses.replace(config.io, output=None),
+      parallel=dataclasses.replace(parallel, process_id=None),
+    )
+    distributed.check_equal('input or options', (alike, texts))
   elif parallel.mesh_data * parallel.mesh_model == 1:
     return config, None
   mesh = make_mesh(parallel.mesh_data, parallel.mesh_model)

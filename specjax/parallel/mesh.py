@@ -46,9 +46,11 @@ def make_mesh(data: int, model: int, devices: list[jax.Device] | None = None) ->
       f'{jax.process_count()} processes without a device; give sizes whose product is '
       f'{len(devices)}'
     )
-  axis_types = (AxisType.Auto, AxisType.Auto)
   return jax.make_mesh(
-    (data, model), (rules.DATA, rules.MODEL), axis_types, devices=chosen
+    (data, model),
+    (rules.DATA, rules.MODEL),
+    axis_types=(AxisType.Auto, AxisType.Auto),
+    devices=chosen,
   )
 
 

@@ -175,6 +175,6 @@ def make_mesh(topology: Topology, data: int, model: int) -> Mesh:
   return jax.make_mesh(
     (data, model),
     (rules.DATA, rules.MODEL),
-    (AxisType.Auto, AxisType.Auto),
+    axis_types=(AxisType.Auto, AxisType.Auto),
     devices=description.devices,
   )

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import SamplingConfig
+from specjax import SamplingConfig, SpeculationConfig
 from specjax.checkpoints.leaves import expected_shapes
 from specjax.core import loop, rng, types, verify, warp
 from specjax.drafters import model_draft
+from specjax.generation import make_batches
 from specjax.models.t5 import T5Config, cache_axes, t5_model
 from specjax.models.table import TableCache, table_model
 from specjax.parallel import mesh as mesh_lib
@@ -28,7 +29,7 @@ from specjax.parallel.rules import REPLICATED, TENSOR_PARALLEL, row_axes, shardi
 from specjax.shard import param_shardings
 from specjax.testing import tables
 from specjax.testing.tiny_pair import write_tiny_pair
-from specjax.testing.tiny_t5 import tiny_t5
+from specjax.testing.tiny_t5 import TinyT5
 
 FACTORISATIONS = [
   (data, devices // data)
@@ -40,7 +41,7 @@ RULES = ('token', 'block')
 VERIFIERS = {'token': verify.token_verifier, 'block': verify.block_verifier}
 
 
-def cases(by_default):
+def cases(by_default=()):
   """Every factorisation with both rules; those not named run under `slow`."""
   return [
     pytest.param(
@@ -109,10 +110,9 @@ def table_axes(cache):
 # Once for each rule.
 on_one_device = functools.cache(decode_tables)
 
-TABLES_BY_DEFAULT = [(1, 8, 'block')]
 
-
-@pytest.mark.parametrize(('data', 'model', 'rule'), cases(TABLES_BY_DEFAULT))
+@pytest.mark.slow
+@pytest.mark.parametrize(('data', 'model', 'rule'), cases())
 def test_tables_decode_alike(data, model, rule):
   mesh = mesh_lib.make_mesh(data, model)
   state, expected = decode_tables(rule, mesh), on_one_device(rule)
@@ -136,32 +136,70 @@ SAMPLING = [
 ]
 
 
+CONFIG = T5Config(
+  vocab_size=384,
+  emb_dim=16,
+  num_heads=8,
+  head_dim=2,
+  mlp_dim=32,
+  num_encoder_layers=1,
+  num_decoder_layers=1,
+)
+SHAPES = expected_shapes(CONFIG)
+
+
 @pytest.fixture(scope='module')
 def pair(tmp_path_factory):
-  shape = {'vocab_size': 384, 'num_heads': 8, 'head_dim': 2, 'mlp_dim': 32}
-  target = tiny_t5(0, 1, gain=4.0, **shape)
-  leaves, structure = jax.tree.flatten(target.params)
-  noise = np.random.default_rng(0)
-  near = [x + 0.15 * np.std(x) * noise.standard_normal(x.shape) for x in leaves]
-  draft = target._replace(params=jax.tree.unflatten(structure, near))
+  """A random target, and a draft that is near enough to be accepted at times."""
+  generator = np.random.default_rng(0)
+
+  def random(name, shape):
+    if name.endswith('scale'):
+      return np.ones(shape)
+    fan_in = 1 if 'embedding' in name else shape[0]
+    gain = 4 if 'logits' in name else 1
+    return gain * generator.standard_normal(shape) / np.sqrt(fan_in)
+
+  def tiny(leaves):
+    params = flax.traverse_util.unflatten_dict(leaves, sep='/')
+    return TinyT5(CONFIG, params, t5_model(CONFIG), t5_model(CONFIG))
+
+  target = {name: random(name, shape) for name, shape in SHAPES.items()}
+  draft = {name: x + 0.15 * random(name, x.shape) for name, x in target.items()}
   folder = write_tiny_pair(
-    tmp_path_factory.mktemp('pair'), target=target, draft=draft, max_source=16
+    tmp_path_factory.mktemp('pair'),
+    target=tiny(target),
+    draft=tiny(draft),
+    max_source=16,
   )
   return specjax.load_pair(folder)
 
 
-def generate(pair, rule):
+def generate(pair, rule='token', method='draft_model'):
   return pair.generate(
-    TEXTS, sampling=SAMPLING, num_draft=2, rejection_sample_method=rule, batch_size=8
+    TEXTS,
+    sampling=SAMPLING,
+    num_draft=2,
+    rejection_sample_method=rule,
+    method=method,
+    batch_size=8,
   )
 
 
+def assert_same(ours, theirs):
+  """Everything but log-probabilities exactly; returns how many were accepted."""
+  for one, other in zip(ours, theirs, strict=True):
+    assert dataclasses.replace(one, logprobs=other.logprobs) == other
+    np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+  return sum(one.num_accepted for one in ours)
+
+
 @pytest.fixture(scope='module')
-def generations(pair):
-  return {}
+def generations():
+  return {}  # of one device, by rule
 
 
-T5_BY_DEFAULT = [(2, 4, 'token')]
+T5_BY_DEFAULT = [(2, 4, 'block')]
 
 
 @pytest.mark.parametrize(('data', 'model', 'rule'), cases(T5_BY_DEFAULT))
@@ -171,17 +209,34 @@ def test_a_pair_decodes_alike(data, model, rule, pair, generations):
   sharded = specjax.shard_pair(pair, specjax.make_mesh(data, model))
   heads = sharded.params.target['decoder']['relpos_bias']['rel_embedding']
   assert heads.sharding.shard_shape(heads.shape)[0] == 8 // model
-  accepted = 0
-  for ours, theirs in zip(generate(sharded, rule), generations[rule], strict=True):
-    same = {'logprobs': ours.logprobs, 'text': ours.text}
-    assert dataclasses.replace(theirs, **same) == ours
-    np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-5)
-    accepted += ours.num_accepted
-  assert accepted > 5
+  assert assert_same(generate(sharded, rule), generations[rule]) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('method', ['draft_model', 'ngram', 'table', 'none'])
+def test_other_drafts_decode_alike(method, pair, tmp_path):
+  """A draft that is split too, drafts without a model, and none."""
+  text = tmp_path / 'table.txt'
+  text.write_text('abc abc\nhello\n')
+  pair = dataclasses.replace(pair, table_text=str(text))
+  mesh = specjax.make_mesh(2, 4)
+  sharded = specjax.shard_pair(pair, mesh, shard_draft=True)
+  assert_same(generate(sharded, method=method), generate(pair, method=method))
+
+
+@pytest.mark.slow
+def test_a_stream_equals_the_batch(pair, generations):
+  """One row: its cache has no batch axis, and all groups of 'data' hold it."""
+  if 'token' not in generations:
+    generations['token'] = generate(pair)
+  sharded = specjax.shard_pair(pair, specjax.make_mesh(2, 4))
+  stream = sharded.stream(TEXTS[2], sampling=SAMPLING[2], num_draft=2, index=2)
+  *_, last = stream
+  assert_same([last.generation], [generations['token'][2]])
 
 
 def test_a_mesh_from_the_start_and_a_split_draft(pair):
-  """Parameters go into shards without lying whole on one device before."""
+  """Both models' tables are loaded into shards; a mesh is for good."""
   mesh = specjax.make_mesh(4, 2)
   loaded = specjax.load_pair(pair.name, mesh=mesh, shard_draft=True)
   for params in loaded.params:
@@ -191,13 +246,22 @@ def test_a_mesh_from_the_start_and_a_split_draft(pair):
     specjax.shard_pair(loaded, mesh)
 
 
+def test_a_draft_that_can_not_be_split_is_named(pair):
+  odd = dataclasses.replace(pair, draft_config=dataclasses.replace(CONFIG, num_heads=6))
+  mesh = specjax.make_mesh(1, 4)
+  with pytest.raises(ValueError, match=r'shard_draft: mesh: the axis heads .* size 6'):
+    specjax.shard_pair(odd, mesh, shard_draft=True)
+
+
 COLLECTIVE = re.compile(
-  r'\b(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)'
+  r'= (.+?) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)'
   r'(?:-start)?\(.*op_name="([^"]*)"'
 )
 
 
-@pytest.mark.parametrize(('num_rows', 'tied'), [(4, False), (1, True)])
+@pytest.mark.parametrize(
+  ('num_rows', 'tied'), [(4, False), pytest.param(1, True, marks=pytest.mark.slow)]
+)
 def test_collectives_of_a_step(num_rows, tied):
   """A sum for the embedding and for each block of a layer; nothing is gathered."""
   num_layers, num_slots, width = 2, 16, 4
@@ -237,8 +301,34 @@ def test_collectives_of_a_step(num_rows, tied):
     params, cache, rows(num_rows, width), rows(num_rows)
   )
   found = COLLECTIVE.findall(step.compile().as_text())
-  assert {kind for kind, _ in found} == {'all-reduce'}
+  assert {kind for _, kind, _ in found} == {'all-reduce'}
   blocks = ['_embedder', *['self_', 'cross_', 'mlp/'] * num_layers]
   assert len(found) == len(blocks)
-  for (_, name), block in zip(found, blocks, strict=True):
+  for (*_, name), block in zip(found, blocks, strict=True):
     assert block in name
+
+
+@pytest.mark.slow
+def test_a_whole_draft_waits_for_nothing_but_common_branches(pair):
+  """Verification is split along the vocabulary; drafting must not be for its sake."""
+  sharded = specjax.shard_pair(pair, specjax.make_mesh(2, 4))
+  params, static = sharded.decoder(
+    SpeculationConfig(num_speculative_tokens=2), max_new_tokens=8
+  )
+  (batch,) = make_batches(
+    sharded.encode(TEXTS),
+    SAMPLING,
+    [2] * 5,
+    batch_size=8,
+    buckets=(16,),
+    mesh=sharded.mesh,
+  )
+  while_loop = shard_while_loop(sharded.mesh, REPLICATED)
+  program = loop.decode.lower(params, *batch[1:], **static, while_loop=while_loop)
+  found = COLLECTIVE.findall(program.compile().as_text())
+  assert {kind for _, kind, _ in found} == {'all-reduce'}
+  drafting = [shape for shape, _, name in found if '/draft/' in name]
+  assert len(drafting) > 2
+  assert {shape.partition('{')[0] for shape in drafting} == {'pred[]'}
+  verifying = [shape for shape, _, name in found if '/verify/' in name]
+  assert len(verifying) > 5

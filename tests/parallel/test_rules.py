@@ -6,8 +6,10 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from specjax.core.rng import row_keys
+from specjax.core.types import DecodeState, Trace
 from specjax.models.t5 import T5Config
 from specjax.parallel import mesh as mesh_lib
+from specjax.parallel.model import shard_while_loop
 from specjax.parallel.rules import (
   REPLICATED,
   TENSOR_PARALLEL,
@@ -140,3 +142,25 @@ def test_what_lies_right_is_not_moved(mesh):
   first = mesh_lib.place({'a': jnp.ones(4)}, {'a': whole})
   assert mesh_lib.place(first, {'a': whole})['a'] is first['a']
   assert len(first['a'].sharding.device_set) == 8
+
+
+def test_the_loops_carry_is_fixed(mesh):
+  """Even where nothing else says how rows lie."""
+  rows_B, rows_BS = jnp.zeros(4, jnp.int32), jnp.zeros((4, 3), jnp.int32)
+  trace = Trace(rows_B, rows_BS, rows_BS, rows_BS, rows_BS, rows_BS)
+  state = DecodeState(rows_BS, rows_B, rows_B > 0, (), (), trace, jnp.int32(0))
+  state = mesh_lib.place(state, mesh_lib.everywhere(mesh))
+
+  @jax.jit
+  def count(state):
+    while_loop = shard_while_loop(mesh, REPLICATED)
+    return while_loop(
+      lambda state: state.step < 2,
+      lambda state: state._replace(step=state.step + 1),
+      state,
+    )
+
+  last = count(state)
+  assert int(last.step) == 2
+  for leaf in jax.tree.leaves((last.tokens_BS, last.length_B, last.done_B, last.trace)):
+    assert leaf.sharding.shard_shape(leaf.shape)[0] == 2

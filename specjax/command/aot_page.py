@@ -12,6 +12,7 @@ from rich.table import Table
 from specjax.command import aot_study
 from specjax.command.aot_config import AotConfig
 from specjax.command.aot_study import PAPER_C, Facts, Study
+from specjax.eval import theory
 from specjax.parallel import aot
 
 
@@ -135,6 +136,9 @@ def _against_paper(study: Study, paper: float, estimate: float) -> Iterator[str]
     f'  a draft step is {small} small operations in a row, and waits for their starts '
     f'rather than for memory; the compiler, which counts those, expects {estimate:.4f}'
   )
+  asked = study.asked
+  speedup = theory.speedup(study.config.alpha, asked.gamma, paper, asked.v)
+  yield f'  with c = {paper:g} the speedup at gamma {asked.gamma} is {speedup:.2f}'
   yield (
     "  the paper's steps were T5X's, which project the source's keys and values anew "
     'in each step'

@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from specjax.command import aot_page
 
-    if not jax.config.read('jax_platforms'):
+    if not jax.config.jax_platforms:  # type: ignore[attr-defined]
       jax.config.update('jax_platforms', 'cpu')  # a TPU here, if any, is left alone
     return aot_page.show(config)
   except ValueError as error:

@@ -7,8 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.command import programs
+from specjax.core import loop, rng, types, verify
+from specjax.core.warp import make_sampling
+from specjax.drafters import model_draft
 from specjax.parallel import aot
 from specjax.parallel.mesh import everywhere, make_mesh
+from specjax.testing.tiny_t5 import tiny_t5
 
 ARGUMENTS = (
   {'w': jax.ShapeDtypeStruct((128, 256), jnp.float32)},
@@ -32,8 +37,8 @@ def program():
 
 
 def values(program):
-  rng = np.random.default_rng(0)
-  arrays = jax.tree.map(lambda x: rng.random(x.shape, np.float32), ARGUMENTS)
+  random = np.random.default_rng(0)
+  arrays = jax.tree.map(lambda x: random.random(x.shape, np.float32), ARGUMENTS)
   return jax.tree.map(jax.device_put, arrays, program.formats)
 
 
@@ -90,3 +95,42 @@ def test_a_program_without_room_says_by_how_many_bytes():
   assert f'about {round((21.33 - 15.75) * 2**30)} bytes too few; split' in found
   other = RuntimeError('INTERNAL: something else')
   assert aot.without_room('loop', other) is other
+
+
+@pytest.mark.slow
+def test_a_saved_loop_decodes_the_same_tokens(tmp_path):
+  """From shapes to a file to tokens, on 8 devices: those of `loop.decode`."""
+  target, draft = tiny_t5(0), tiny_t5(1, num_layers=1)
+  setup = programs.Setup(
+    target.config,
+    draft.config,
+    make_mesh(8, 1),
+    num_draft=3,
+    batch_size=8,
+    max_source=4,
+    max_new_tokens=16,
+    matrix_unit=False,  # a flag for TPUs
+  )
+  aot.save(programs.compile_loop(setup), tmp_path / 'loop.bin', 'eight CPUs')
+  compiled = aot.load(tmp_path / 'loop.bin')
+  arguments = (
+    types.Params(target.params, draft.params),
+    jax.random.randint(jax.random.key(2), (8, 4), 1, 12, jnp.int32),
+    rng.row_keys(3, jnp.arange(8)),
+    make_sampling(8, temperature=1.0, max_new_tokens=12),
+  )
+  params = jax.device_put(arguments[0], compiled.input_formats[0][0])
+  found = compiled(params, *arguments[1:])
+  expected = loop.decode(
+    *arguments,
+    target=target.model,
+    drafter=model_draft(draft.model, setup.warp, 3),
+    verifier=verify.token_verifier,
+    warp=setup.warp,
+    max_len=17,
+    eos_id=programs.EOS_ID,
+  )
+  np.testing.assert_array_equal(found.tokens_BS, expected.tokens_BS)
+  np.testing.assert_array_equal(found.trace.rounds_B, expected.trace.rounds_B)
+  assert found.length_B.tolist() == expected.length_B.tolist()
+  assert max(expected.length_B) > 3

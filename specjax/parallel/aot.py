@@ -44,9 +44,8 @@ class Memory(NamedTuple):
 
   @property
   def total(self) -> int:
-    return (
-      self.arguments + self.outputs + self.temporaries + self.code - self.aliased
-    )  # fmt: skip
+    used = self.arguments + self.outputs + self.temporaries + self.code
+    return used - self.aliased
 
 
 class Program(NamedTuple):

@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from specjax.checkpoints import store
+from specjax.config import TARGET_WEIGHTS, check_choice
 from specjax.core.types import Model, Output, Params
 from specjax.data import text as text_lib
 from specjax.data.text import Vocabulary
 from specjax.generation import SOURCE_BUCKETS
+from specjax.models.quantized import int8_model, quantize_int8
 from specjax.models.t5 import t5_model
 from specjax.pair import EMBEDDED, Pair
 from specjax.shard import shard_pair
@@ -28,6 +30,7 @@ def load_pair(
   *,
   draft: str | Path | None = None,
   dtype: str = 'float32',
+  target_weights: str = 'full',
   table_text: str | Path | None = None,
   mesh: jax.sharding.Mesh | None = None,
   shard_draft: bool = False,
@@ -41,6 +44,8 @@ def load_pair(
       `vocabulary`, a file name or 'bytes').
     draft: another draft, a safetensors file or a pair's folder.
     dtype: of weights and activations, 'float32' or 'bfloat16'.
+    target_weights: 'full', or 'int8' for a target with int8 kernels, whose own law
+      outputs then have (`models.quantized`, extra `int8`). The draft stays as it is.
     table_text: what method 'table' counts, one output text a line.
     mesh: devices that decode together, see `specjax.shard_pair`; parameters go
       straight into shards.
@@ -50,8 +55,15 @@ def load_pair(
     The pair, its parameters on the mesh or on the default device.
 
   Raises:
-    ValueError: missing or damaged files, or vocabularies that differ.
+    ValueError: missing or damaged files, vocabularies that differ, or int8 weights
+      without qwix or on a mesh.
   """
+  check_choice('target_weights', target_weights, TARGET_WEIGHTS)
+  if target_weights == 'int8' and mesh is not None:
+    raise ValueError(
+      f"target_weights: 'int8' runs on one device, not on a mesh of {mesh.size}; "
+      "give --mesh_data 1 --mesh_model 1, or target_weights 'full'"
+    )
   folder = ASSETS if str(name) == EMBEDDED else Path(name).expanduser()
   if not folder.is_dir():
     raise ValueError(
@@ -76,10 +88,13 @@ def load_pair(
     _check_width(draft_path, draft_config.vocab_size, vocabulary.size)
     draft_model = resize_vocab(t5_model(draft_config), config.vocab_size)
     draft_params = loaded.params
-  params = Params(target.params, draft_params)
+  target_model, target_params = t5_model(config), target.params
+  if target_weights == 'int8':
+    target_model, target_params = int8_model(target_model), quantize_int8(target_params)
+  params = Params(target_params, draft_params)
   pair = Pair(
     name=str(name),
-    target=t5_model(config),
+    target=target_model,
     draft=draft_model,
     params=jax.device_put(params) if mesh is None else params,
     target_config=config,

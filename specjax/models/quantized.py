@@ -20,7 +20,7 @@ from specjax.core.types import Model
 
 def _qwix() -> ModuleType:
   try:
-    import qwix  # noqa: PLC0415  (an extra: nothing else needs it)
+    import qwix
   except ImportError as error:
     raise ValueError(
       "target_weights: 'int8' needs the library qwix; pip install 'specjax[int8]'"
@@ -55,19 +55,18 @@ def quantize_int8(params: Mapping[str, Any]) -> dict[str, Any]:
     The same dictionaries, on the default device; kernels are `qwix.QArray`s.
 
   Raises:
-    ValueError: qwix is not installed, or a kernel is not a float `[in, out]`.
+    ValueError: qwix is not installed, or a kernel is int8 already.
   """
-  _qwix()
+  qwix = _qwix()
 
   def visit(name: str, node: Any) -> Any:
     if isinstance(node, Mapping):
       return {key: visit(f'{name}/{key}', child) for key, child in node.items()}
     if name.rpartition('/')[2] != 'kernel':
       return jnp.asarray(node)
-    if node.ndim != 2 or not jnp.issubdtype(node.dtype, jnp.floating):
+    if isinstance(node, qwix.QArray):
       raise ValueError(
-        f'weights: {name[1:]} is {node.dtype} {node.shape}, and int8 weights are '
-        'made of floats [in, out]; give parameters that are not quantised yet'
+        f'weights: {name[1:]} is int8 already; give parameters of the full model'
       )
     return _quantize_kernel(node, node.dtype)
 

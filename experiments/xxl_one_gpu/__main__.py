@@ -120,10 +120,10 @@ def run_worker(options, worker: str, stop_at: float, names: list[str], on_change
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
   """Runs the workers one after the other; returns what results.json holds."""
-  from experiments.xxl_one_gpu import measure  # imports JAX, starts no backend
+  from experiments.xxl_one_gpu import measure, pair  # import JAX, start no backend
 
   stop_at = time.time() + 60 * options.minutes
-  size = measure.sizes(options.target, options.draft, gamma=options.gamma)
+  size = pair.sizes(options.target, options.draft, gamma=options.gamma)
   arguments = {name: getattr(options, name) for name in ('target', 'draft', 'minutes')}
   arguments |= {'gamma': options.gamma, 'temperature': options.temperature}
   results: dict[str, Any] = {

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from experiments.xxl_one_gpu import measure
+from experiments.xxl_one_gpu import measure, pair
 from experiments.xxl_one_gpu.files import write_json
 
 
@@ -33,7 +33,7 @@ def machine() -> dict[str, Any]:
 
 def run(
   sections: dict[str, Callable],
-  bench: measure.Bench,
+  bench: pair.Bench,
   path: Path,
   stop_at: float,
   clock: Callable[[], float] = time.time,
@@ -66,12 +66,12 @@ def run(
     except Exception as error:  # the sections after it may well work
       reason = f'{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}'
       found[name] = {'status': 'failed', 'reason': reason}
-    found[name] |= {'seconds': clock() - start, 'peak_bytes': measure.peak_bytes()}
+    found[name] |= {'seconds': clock() - start, 'peak_bytes': pair.peak_bytes()}
     write_json(path, record)
   return record
 
 
 def main(options: argparse.Namespace, path: Path) -> None:
-  size = measure.sizes(options.target, options.draft, gamma=options.gamma)
-  bench = measure.Bench(size, options.temperature)
+  size = pair.sizes(options.target, options.draft, gamma=options.gamma)
+  bench = pair.Bench(size, options.temperature)
   run(measure.sections(options.worker, size), bench, path, options.stop_at)

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from experiments.xxl_one_gpu import __main__ as command
-from experiments.xxl_one_gpu import files, measure, worker
+from experiments.xxl_one_gpu import files, measure, pair, worker
 from specjax.eval import theory
 
 TINY = ['--target', 'tiny', '--draft', 'tiny', '--gamma', '2']
-SIZE = measure.sizes('tiny', 'tiny', gamma=2)
+SIZE = pair.sizes('tiny', 'tiny', gamma=2)
 
 
 @pytest.fixture(scope='module')
@@ -20,7 +20,7 @@ def path(tmp_path_factory):
 @pytest.fixture(scope='module')
 def record(path):
   sections = measure.sections('main', SIZE)
-  return worker.run(sections, measure.Bench(SIZE), path, stop_at=1, clock=lambda: 0)
+  return worker.run(sections, pair.Bench(SIZE), path, stop_at=1, clock=lambda: 0)
 
 
 def test_every_section_of_the_main_worker_runs(record, path):

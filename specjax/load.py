@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.checkpoints import store
-from specjax.config import TARGET_WEIGHTS, check_choice
+from specjax.config import CACHE_DTYPES, TARGET_WEIGHTS, check_choice
 from specjax.core.types import Model, Output, Params
 from specjax.data import text as text_lib
 from specjax.data.text import Vocabulary
@@ -30,6 +30,7 @@ def load_pair(
   *,
   draft: str | Path | None = None,
   dtype: str = 'float32',
+  cache_dtype: str = 'dtype',
   target_weights: str = 'full',
   table_text: str | Path | None = None,
   mesh: jax.sharding.Mesh | None = None,
@@ -44,6 +45,8 @@ def load_pair(
       `vocabulary`, a file name or 'bytes').
     draft: another draft, a safetensors file or a pair's folder.
     dtype: of weights and activations, 'float32' or 'bfloat16'.
+    cache_dtype: of both models' cached keys and values; 'dtype' is that of the
+      activations.
     target_weights: 'full', or 'int8' for a target with int8 kernels, whose own law
       outputs then have (`models.quantized`, extra `int8`). The draft stays as it is.
     table_text: what method 'table' counts, one output text a line.
@@ -58,6 +61,7 @@ def load_pair(
     ValueError: missing or damaged files, vocabularies that differ, or int8 weights
       without qwix or on a mesh.
   """
+  check_choice('cache_dtype', cache_dtype, CACHE_DTYPES)
   check_choice('target_weights', target_weights, TARGET_WEIGHTS)
   if target_weights == 'int8' and mesh is not None:
     raise ValueError(
@@ -79,6 +83,8 @@ def load_pair(
       f'model: the target has {config.vocab_size} logits, its vocabulary '
       f'{vocabulary.size} ids; they do not belong together'
     )
+  kept = None if cache_dtype == 'dtype' else cache_dtype
+  make_model = functools.partial(t5_model, cache_dtype=kept)
   draft_path = _draft_path(folder, draft)
   draft_model = draft_config = draft_params = None
   if draft_path is not None:
@@ -86,9 +92,9 @@ def load_pair(
     loaded = store.load(draft_path, dtype=dtype)
     draft_config = dataclasses.replace(loaded.config, dtype=dtype)
     _check_width(draft_path, draft_config.vocab_size, vocabulary.size)
-    draft_model = resize_vocab(t5_model(draft_config), config.vocab_size)
+    draft_model = resize_vocab(make_model(draft_config), config.vocab_size)
     draft_params = loaded.params
-  target_model, target_params = t5_model(config), target.params
+  target_model, target_params = make_model(config), target.params
   if target_weights == 'int8':
     target_model, target_params = int8_model(target_model), quantize_int8(target_params)
   params = Params(target_params, draft_params)

@@ -29,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       config.pair.model,
       draft=config.pair.draft_model,
       dtype=config.pair.dtype,
+      cache_dtype=config.pair.cache_dtype,
       target_weights=config.pair.target_weights,
       table_text=config.pair.table_text,
       mesh=mesh,

@@ -161,7 +161,8 @@ def whole_loop(run: Bench, found: Found) -> dict[str, Any]:
       fields['predicted'] = theory.speedup(alpha, gamma, c, v)
       fields['predicted_from_tokens'] = theory.speedup_of(tokens_per_call, gamma, c, v)
     by_alpha[str(alpha)] = fields
-  return {'gamma': gamma, 'compile_seconds': compile_seconds, 'alpha': by_alpha}
+  numbers = {'timing_only': True, 'gamma': gamma, 'alpha': by_alpha}
+  return {**numbers, 'compile_seconds': compile_seconds}
 
 
 def best_gamma(run: Bench, found: Found) -> dict[str, Any]:

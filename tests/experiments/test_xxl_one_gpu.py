@@ -51,6 +51,7 @@ def test_arithmetic(record):
   assert draft['c'] == pytest.approx(draft['ms'] / plain['ms'])
   assert verify['v'] == pytest.approx(verify['ms'] / plain['ms'])
   assert part['loop']['gamma'] == verify['gamma'] == 2
+  assert part['loop']['timing_only']
   for alpha, found in part['loop']['alpha'].items():
     c, v = draft['c'], verify['v']
     assert found['predicted'] == pytest.approx(theory.speedup(float(alpha), 2, c, v))

@@ -15,7 +15,7 @@ from specjax.testing.width import logits_by_width
 
 @pytest.fixture(scope='module')
 def tiny():
-  return tiny_t5()
+  return tiny_t5(num_layers=1)
 
 
 def test_the_cache_is_half_as_large(tiny):

@@ -1,230 +1,45 @@
 """Ours, T5X and Hugging Face on the same weights: `python -m specjax.eval.bench`.
 
-  python -m specjax.eval.bench --target t5_1_1_small --source_length 512
-  python -m specjax.eval.bench --target embedded --output bench.json
+  python -m specjax.eval.bench                           the embedded pair
+  python -m specjax.eval.bench --size t5_1_1_small --source_length 512
+  python -m specjax.eval.bench --model TARGET --draft_model DRAFT --output bench.json
 
 One process, every system in turns (A B C A B C ...) after one call each that compiles,
-greedy, float32, encoders included. Ratios are taken within a turn. Tokens are compared:
-a system that decodes anything else has its first difference shown, and the exit code
-is 1. Systems that can not run are listed with what they need.
+greedy, encoders included. Ratios are taken within a turn. Tokens are compared: where a
+system decodes anything else, its first difference is shown with the logits' gap, and
+the exit code is 1 unless all are near-ties. Systems that can not run are listed with
+what they need. docs/performance.md says how to read it.
 """
 
 import argparse
-import dataclasses
+import contextlib
 import datetime
 import importlib.metadata
 import json
 import math
+import os
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import jax
-import numpy as np
 import rich.box
 import rich.console
+import rich.progress
 import rich.table
 
 from specjax.checkpoints import store
-from specjax.eval import cases, systems
+from specjax.config import DTYPES, load_config
+from specjax.eval import cases, race, systems
 from specjax.eval.cases import Case
-from specjax.eval.interleave import Samples, interleave, ratio
-from specjax.eval.systems import Absent, Maker, System
+from specjax.eval.race import Result
+from specjax.eval.systems import Maker
 
 DIFFERENT = 1
 USAGE_ERROR = 2
-# (ours, theirs): like is compared with like.
-COMPARISONS = (
-  (systems.PLAIN, systems.T5X),
-  (systems.PLAIN, systems.HF_GENERATE),
-  ('draft_model token', systems.HF_ASSISTED),
-  ('draft_model block', systems.HF_ASSISTED),
-)
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'numpy', 'torch', 'transformers')
-
-
-class Difference(NamedTuple):
-  """The first place where a system's tokens are not the reference's."""
-
-  row: int
-  position: int
-  expected: int
-  found: int
-
-  def __str__(self) -> str:
-    return f'row {self.row}, token {self.position}: {self.found}, not {self.expected}'
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-  """One system's measurements.
-
-  Attributes:
-    name: of the system.
-    seconds: of each warm run.
-    first_seconds: of the first call, compilation included.
-    num_tokens: emitted in each run, EOS counted.
-    tokens_per_call: for each call of the target; None: not known.
-    difference: from the reference's tokens; None: equal.
-  """
-
-  name: str
-  seconds: Samples
-  first_seconds: float
-  num_tokens: int
-  tokens_per_call: float | None
-  difference: Difference | None
-
-  def to_dict(self) -> dict[str, Any]:
-    """JSON types, milliseconds per token and tokens per second included."""
-    seconds = self.seconds
-    per_token = 1e3 / self.num_tokens
-    return {
-      'name': self.name,
-      'ms_per_token': per_token * seconds.median,
-      'ms_per_token_quartiles': [per_token * seconds.low, per_token * seconds.high],
-      'tokens_per_second': self.num_tokens / seconds.median,
-      'num_tokens': self.num_tokens,
-      'tokens_per_call': self.tokens_per_call,
-      'same_tokens': self.difference is None,
-      'first_difference': self.difference and self.difference._asdict(),
-      'first_call_seconds': self.first_seconds,
-      'seconds': list(seconds.values),
-    }
-
-
-class Result(NamedTuple):
-  """What `measure` found.
-
-  Attributes:
-    rows: of the systems that ran; the first is the reference of tokens.
-    absent: why the others did not, by name.
-  """
-
-  rows: tuple[Row, ...]
-  absent: dict[str, str]
-
-  def comparisons(self) -> tuple['Comparison', ...]:
-    """`COMPARISONS` whose two systems both ran."""
-    rows = {row.name: row for row in self.rows}
-    return tuple(
-      compare(rows[mine], rows[theirs])
-      for mine, theirs in COMPARISONS
-      if mine in rows and theirs in rows
-    )
-
-
-class Comparison(NamedTuple):
-  """Our system against another.
-
-  Attributes:
-    ours: name.
-    theirs: name.
-    speedup: their time / ours within each turn; above 1 ours is faster.
-    per_call: their median time for each call of the target / ours: what the speedup
-      would be if both got as many tokens from a call. None: calls are not known.
-  """
-
-  ours: str
-  theirs: str
-  speedup: Samples
-  per_call: float | None
-
-
-def compare(ours: Row, theirs: Row) -> Comparison:
-  """The `Comparison` of two rows."""
-  speedup = ratio(theirs.seconds, ours.seconds)
-  per_call = None
-  if ours.tokens_per_call is not None and theirs.tokens_per_call is not None:
-    per_call = speedup.median * theirs.tokens_per_call / ours.tokens_per_call
-  return Comparison(ours.name, theirs.name, speedup, per_call)
-
-
-def measure(
-  case: Case,
-  makers: Mapping[str, Maker],
-  turns: int,
-  on_ready: Callable[[str], None] = lambda name: None,
-) -> Result:
-  """Runs systems in turns and compares their tokens.
-
-  Args:
-    case: what is decoded.
-    makers: systems by name; the first that runs is the reference.
-    turns: warm runs of each, >= 1.
-    on_ready: called with the name of each system that was made.
-
-  Raises:
-    ValueError: no system runs, or turns < 1.
-  """
-  ready: dict[str, System] = {}
-  absent = {}
-  for name, make in makers.items():
-    made = make(case)
-    if isinstance(made, Absent):
-      absent[name] = made.reason
-    else:
-      ready[name] = made
-      on_ready(name)
-  if not ready:
-    reasons = '; '.join(f'{name}: {reason}' for name, reason in absent.items())
-    raise ValueError(f'systems: none can run ({reasons})')
-  results: dict[str, Any] = {}
-
-  def recorded(name: str) -> Callable[[], Any]:
-    def run():
-      results[name] = ready[name].run()
-      return results[name]
-
-    return run
-
-  times, first = interleave({name: recorded(name) for name in ready}, turns)
-  tokens = {
-    name: _ended(ready[name].tokens(result), case) for name, result in results.items()
-  }
-  reference = next(iter(ready))
-  rows = []
-  for name, system in ready.items():
-    tell = system.tokens_per_call
-    rows.append(
-      Row(
-        name=name,
-        seconds=times[name],
-        first_seconds=first[name],
-        num_tokens=_count(tokens[name], case),
-        tokens_per_call=None if tell is None else tell(results[name]),
-        difference=first_difference(tokens[reference], tokens[name]),
-      )
-    )
-  return Result(tuple(rows), absent)
-
-
-def _ended(tokens_BL: np.ndarray, case: Case) -> np.ndarray:
-  """Of one width, and 0 after each row's EOS, whatever a system leaves there."""
-  missing = case.new_tokens - tokens_BL.shape[1]
-  tokens_BL = np.pad(tokens_BL, ((0, 0), (0, missing)))
-  is_end_BL = tokens_BL == case.eos_id
-  after_BL = np.cumsum(is_end_BL, axis=1) - is_end_BL > 0
-  return np.where(after_BL, 0, tokens_BL)
-
-
-def _count(tokens_BL: np.ndarray, case: Case) -> int:
-  has_end_B = np.any(tokens_BL == case.eos_id, axis=1)
-  end_B = np.argmax(tokens_BL == case.eos_id, axis=1) + 1
-  return int(np.where(has_end_B, end_B, tokens_BL.shape[1]).sum())
-
-
-def first_difference(expected_BL: np.ndarray, found_BL: np.ndarray):
-  """The `Difference` of the lowest row and position, or None."""
-  places = np.argwhere(expected_BL != found_BL)
-  if not len(places):
-    return None
-  row, position = (int(each) for each in places[0])
-  return Difference(
-    row, position, int(expected_BL[row, position]), int(found_BL[row, position])
-  )
 
 
 def to_dict(result: Result, case: Case, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,20 +64,24 @@ def to_dict(result: Result, case: Case, settings: Mapping[str, Any]) -> dict[str
 
 
 def environment() -> dict[str, Any]:
-  """Versions and hardware."""
+  """Versions, hardware, and how busy the machine is."""
   versions = {}
   for package in _PACKAGES:
-    try:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
       versions[package] = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-      continue
   return {
     'date': datetime.datetime.now(datetime.UTC).date().isoformat(),
     'device': jax.devices()[0].device_kind,
     'machine': platform.machine(),
     'cores': systems.num_cores(),
+    'load': _load(),
     'versions': versions,
   }
+
+
+def _load() -> float | None:
+  """Processes that ran or waited for a core in the last minute; None: unknown."""
+  return os.getloadavg()[0] if hasattr(os, 'getloadavg') else None
 
 
 def print_result(result: Result, console: rich.console.Console) -> None:
@@ -281,7 +100,7 @@ def print_result(result: Result, console: rich.console.Console) -> None:
   table.add_column('tokens')
   for row in result.rows:
     figures = row.to_dict()
-    speed = ratio(reference.seconds, row.seconds)
+    speed = race.speedup(row, reference)
     calls = row.tokens_per_call
     table.add_row(
       row.name,
@@ -290,31 +109,38 @@ def print_result(result: Result, console: rich.console.Console) -> None:
       f'{speed.median:.2f}',
       f'{speed.low:.2f}-{speed.high:.2f}',
       '' if calls is None else f'{calls:.2f}',
-      'equal' if row.difference is None else 'DIFFERENT',
+      _verdict(row),
     )
   console.print(table)
   for each in result.comparisons():
-    speedup = each.speedup
-    verdict = 'faster' if speedup.median > 1 else 'SLOWER'
+    speed = each.speedup
+    verdict = 'faster' if speed.median > 1 else 'SLOWER'
     line = (
-      f'{each.ours} / {each.theirs}: {speedup.median:.2f}x as fast '
-      f'({speedup.low:.2f}-{speedup.high:.2f}): ours is {verdict}'
+      f'{each.ours} / {each.theirs}: {speed.median:.2f}x as fast '
+      f'({speed.low:.2f}-{speed.high:.2f}): ours is {verdict}'
     )
     if each.per_call is not None and not math.isclose(
-      each.per_call, speedup.median, rel_tol=0.01
+      each.per_call, speed.median, rel_tol=0.01
     ):
       line += f'; for each call of the target {each.per_call:.2f}x'
     console.print(line, highlight=False)
   for row in result.rows:
-    if row.difference is not None:
+    if row.differences:
+      # What is no tie is told first.
+      worst = max(row.differences, key=lambda each: (not each.is_tie, each.gap))
       console.print(
-        f'{row.name} is not {reference.name}: {row.difference}. Two ids whose logits '
-        'nearly tie may change places between implementations; anything more is a '
-        'fault.',
+        f'{row.name} differs from {reference.name} in {len(row.differences)} of the '
+        f'rows: {worst}',
         highlight=False,
       )
   for name, reason in result.absent.items():
     console.print(f'not run: {name}: {reason}', highlight=False, markup=False)
+
+
+def _verdict(row: race.Row) -> str:
+  if not row.differences:
+    return 'equal'
+  return 'DIFFERENT' if row.is_fault else 'near-ties'
 
 
 class _Parser(argparse.ArgumentParser):
@@ -327,30 +153,79 @@ def _parser() -> argparse.ArgumentParser:
     prog='python -m specjax.eval.bench',
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
   )
   add = parser.add_argument
   add(
-    '--target',
-    default='t5_1_1_small',
-    help="'embedded', a published size (random weights), or a checkpoint of any format",
+    '--config',
+    metavar='FILE',
+    help='as for specjax.run: its pair, dtype, gamma, max_new_tokens, batch_size and '
+    'seed become the defaults',
   )
   add(
-    '--draft',
-    help="as --target, or 'none'; default: the embedded pair's own, or of a size the "
-    "target's first layers, in a controlled pair",
+    '--model',
+    metavar='NAME',
+    default='embedded',
+    help="'embedded', a pair's folder, or a checkpoint of any format",
   )
+  add(
+    '--draft_model',
+    metavar='NAME',
+    help="a checkpoint, a published size (random weights), or 'none'; by default the "
+    "pair's own, or the first layers of a --size",
+  )
+  add(
+    '--size',
+    help='instead of --model: a published size with random weights, such as '
+    't5_1_1_small',
+  )
+  add('--dtype', choices=DTYPES, default='float32', help='of weights and activations')
   add('--source_length', type=int, default=64, help='encoder positions')
-  add('--new_tokens', type=int, default=64, help='most tokens of an output')
-  add('--batch_size', type=int, default=1)
-  add('--gamma', type=int, default=4, help='tokens drafted a round')
+  add('--max_new_tokens', type=int, default=64, help='most tokens of an output')
+  add('--batch_size', type=int, default=1, help='sources decoded together')
+  add(
+    '--num_batches',
+    type=int,
+    help='decoded one after the other; 4 of the embedded texts, 1 of random ids',
+  )
+  add(
+    '--gamma',
+    '--num_speculative_tokens',
+    type=int,
+    default=4,
+    help='tokens drafted a round',
+  )
   add('--turns', type=int, default=5, help='warm runs of each system')
   add('--seed', type=int, default=0, help='of random weights and sources')
   add(
     '--systems',
     help='some of them, between commas: ' + ', '.join(systems.SYSTEMS),
   )
-  add('--output', help='JSON file')
+  add('--output', metavar='FILE', help='JSON')
   return parser
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+  """Arguments -> options: those of `--config` first, then the others.
+
+  Raises:
+    ValueError: an unknown option, a bad value or an unknown configuration.
+  """
+  parser = _parser()
+  options = parser.parse_args(argv)
+  if options.config is None:
+    return options
+  config = load_config(options.config)
+  parser.set_defaults(
+    model=config.pair.model,
+    draft_model=config.pair.draft_model,
+    dtype=config.pair.dtype,
+    gamma=config.speculation.num_speculative_tokens,
+    max_new_tokens=config.sampling.max_new_tokens,
+    batch_size=config.io.batch_size,
+    seed=config.sampling.seed,
+  )
+  return parser.parse_args(argv)
 
 
 def choose(names: str | None) -> dict[str, Maker]:
@@ -370,11 +245,26 @@ def choose(names: str | None) -> dict[str, Maker]:
   return {name: make for name, make in systems.SYSTEMS.items() if name in chosen}
 
 
+@contextlib.contextmanager
+def _progress(console: rich.console.Console) -> Iterator[Callable[[str, int], None]]:
+  """A bar that lasts as long as the race; yields what `race.race` calls."""
+  with rich.progress.Progress(console=console, transient=True) as bar:
+    task = bar.add_task('loading', total=None)
+    runs = 0
+
+    def on_run(name: str, total: int) -> None:
+      nonlocal runs
+      bar.update(task, description=name, total=total, completed=runs)
+      runs += 1
+
+    yield on_run
+
+
 def main(argv: Sequence[str] | None = None) -> int:
   """Measures and prints; returns the exit code."""
   console = rich.console.Console()
   try:
-    options = _parser().parse_args(argv)
+    options = parse(argv)
     makers = choose(options.systems)
     if options.turns < 1:
       raise ValueError(f'turns: {options.turns}; give 1 or more')
@@ -382,36 +272,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     if output and not output.parent.is_dir():
       raise ValueError(f'output: there is no folder {output.parent}; make it first')
     case = cases.make_case(
-      options.target,
-      draft=options.draft,
+      options.model,
+      size=options.size,
+      draft=options.draft_model,
+      dtype=options.dtype,
       source_length=options.source_length,
-      new_tokens=options.new_tokens,
+      max_new_tokens=options.max_new_tokens,
       batch_size=options.batch_size,
+      num_batches=options.num_batches,
       num_draft=options.gamma,
       seed=options.seed,
     )
     for note in case.notes:
       console.print(note, highlight=False, markup=False)
     console.print(
-      f'{options.batch_size} x {options.source_length} source ids, up to '
-      f'{options.new_tokens} new tokens, gamma {options.gamma}, {options.turns} turns',
+      f'{case.dtype}, {len(case.batches)} x {case.batch_size} sources of '
+      f'{options.source_length} ids, up to {options.max_new_tokens} new tokens, gamma '
+      f'{options.gamma}, {options.turns} turns',
       highlight=False,
     )
-    with console.status('loading') as status:
-      result = measure(
-        case, makers, options.turns, lambda name: status.update(f'{name} is ready')
-      )
+    with _progress(console) as on_run:
+      result = race.race(case, makers, options.turns, on_run)
     print_result(result, console)
     if output:
-      settings = {**vars(options), 'systems': list(makers)}
+      settings = {
+        **vars(options),
+        'num_batches': len(case.batches),
+        'systems': list(makers),
+      }
       del settings['output']
       data = json.dumps(to_dict(result, case, settings), indent=1) + '\n'
       store.write_atomically(output, data.encode())
   except ValueError as error:
     print('specjax:', ' '.join(str(error).split()), file=sys.stderr)
     return USAGE_ERROR
-  is_same = all(row.difference is None for row in result.rows)
-  return 0 if is_same else DIFFERENT
+  return DIFFERENT if any(row.is_fault for row in result.rows) else 0
 
 
 if __name__ == '__main__':

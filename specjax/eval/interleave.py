@@ -150,6 +150,7 @@ def interleave(
   runs: Mapping[str, Callable[[], Any]],
   repeats: int,
   clock: Clock = time.perf_counter,
+  before: Callable[[str], None] = lambda name: None,
 ) -> tuple[dict[str, Samples], dict[str, float]]:
   """Times runs in turns.
 
@@ -157,6 +158,7 @@ def interleave(
     runs: by name; what a run returns is waited for.
     repeats: turns, >= 1.
     clock: returns seconds; replace it in tests.
+    before: called with the name of each run before it is timed.
 
   Returns:
     The warm times of each run, and the time of each one's first call.
@@ -167,16 +169,17 @@ def interleave(
   if repeats < 1:
     raise ValueError(f'repeats: {repeats}; at least 1 is needed')
 
-  def timed(run: Callable[[], Any]) -> float:
+  def timed(name: str) -> float:
+    before(name)
     start = clock()
-    jax.block_until_ready(run())
+    jax.block_until_ready(runs[name]())
     return clock() - start
 
-  first = {name: timed(run) for name, run in runs.items()}
+  first = {name: timed(name) for name in runs}
   values: dict[str, list[float]] = {name: [] for name in runs}
   for _ in range(repeats):
-    for name, run in runs.items():
-      values[name].append(timed(run))
+    for name in runs:
+      values[name].append(timed(name))
   return {name: Samples(tuple(each)) for name, each in values.items()}, first
 
 

@@ -1,8 +1,8 @@
 """What decodes a benchmark's case: our loops, T5X's and Hugging Face's.
 
-A system is made from a `Case`, or says why it can not run. All compute in float32
-with the same weights, decode greedily, run their encoders within the measured time
-and use the processor's cores that this process may use.
+A system is made from a `Case`, or says why it can not run. All compute in the case's
+dtype with the same weights, decode greedily, run their encoders within the measured
+time and use the processor's cores that this process may use.
 """
 
 import contextlib
@@ -24,6 +24,7 @@ from specjax import drafters
 from specjax.checkpoints import hf
 from specjax.checkpoints.leaves import Weights
 from specjax.core import autoregressive, loop, rng, verify
+from specjax.core.types import Params
 from specjax.core.warp import make_sampling, make_warp
 from specjax.eval import metrics
 from specjax.eval.cases import Case
@@ -47,15 +48,15 @@ class System(NamedTuple):
   """Something that decodes a case.
 
   Attributes:
-    run: () -> its own result, a tree of arrays to wait for.
-    tokens: result -> int [B, up to new_tokens]; the start token left out.
-    tokens_per_call: result -> tokens for each call of the target; None: the system
-      does not tell.
+    decode: int32 inputs_BE -> its own result, a tree of arrays to wait for.
+    tokens: result -> int [B, up to max_new_tokens]; the start token left out.
+    calls: result -> calls of the target, each row's counted while it is live; None:
+      the system does not tell.
   """
 
-  run: Callable[[], Any]
+  decode: Callable[[np.ndarray], Any]
   tokens: Callable[[Any], np.ndarray]
-  tokens_per_call: Callable[[Any], float] | None = None
+  calls: Callable[[Any], int] | None = None
 
 
 class Absent(NamedTuple):
@@ -82,34 +83,40 @@ def ours(case: Case, method: str | None = None, rule: str = 'token') -> System |
     drafter = drafters.ngram_draft(case.num_draft, width)
   elif method is not None:
     if case.draft is None:
-      return Absent('there is no draft model; name one with --draft')
+      return Absent('there is no draft model; name one with --draft_model')
     model = t5_model(case.draft.config)
     drafter = drafters.model_draft(model, warp, case.num_draft)
-  num_rows = len(case.inputs_BE)
-  arguments = (
-    case.params,
-    jnp.asarray(case.inputs_BE),
-    rng.row_keys(0, jnp.arange(num_rows)),
-    make_sampling(num_rows, max_new_tokens=case.new_tokens),
-  )
+  num_rows = case.batch_size
+  row_key_B = rng.row_keys(0, jnp.arange(num_rows))
+  sampling = make_sampling(num_rows, max_new_tokens=case.max_new_tokens)
+  params = case.params if method == 'draft_model' else Params(case.params.target)
 
-  def run():
-    with jax.default_matmul_precision('highest'):
+  def decode(inputs_BE):
+    with _precision(case):
       return loop.decode(
-        *arguments,
+        params,
+        jnp.asarray(inputs_BE),
+        row_key_B,
+        sampling,
         target=t5_model(case.target.config),
         drafter=drafter,
         verifier=_VERIFIERS[rule],
         warp=warp,
-        max_len=case.new_tokens + 1,
+        max_len=case.max_new_tokens + 1,
         eos_id=case.eos_id,
       )
 
   return System(
-    run,
-    lambda state: np.asarray(state.tokens_BS)[:, 1 : case.new_tokens + 1],
-    lambda state: metrics.summarize(state, case.eos_id).block_efficiency,
+    decode,
+    lambda state: np.asarray(state.tokens_BS)[:, 1 : case.max_new_tokens + 1],
+    lambda state: metrics.summarize(state, case.eos_id).num_target_calls,
   )
+
+
+def _precision(case: Case) -> contextlib.AbstractContextManager:
+  """float32 is float32, on TPU and GPU too."""
+  is_float32 = case.dtype == 'float32'
+  return jax.default_matmul_precision('highest' if is_float32 else 'default')
 
 
 def hf_generate(case: Case, *, assisted: bool = False) -> System | Absent:
@@ -124,8 +131,8 @@ def hf_generate(case: Case, *, assisted: bool = False) -> System | Absent:
   if not all(importlib.util.find_spec(each) for each in ('torch', 'transformers')):
     return Absent(_NEEDS_HF)
   if assisted and case.draft is None:
-    return Absent('there is no draft model; name one with --draft')
-  if assisted and len(case.inputs_BE) > 1:
+    return Absent('there is no draft model; name one with --draft_model')
+  if assisted and case.batch_size > 1:
     return Absent('transformers assists one row at a time; set --batch_size 1')
   import torch
   import transformers
@@ -147,7 +154,7 @@ def hf_generate(case: Case, *, assisted: bool = False) -> System | Absent:
   device = torch.device('cuda' if is_gpu else 'cpu')
   torch.set_num_threads(num_cores())
   options: dict[str, Any] = {
-    'max_new_tokens': case.new_tokens,
+    'max_new_tokens': case.max_new_tokens,
     'do_sample': False,
     'num_beams': 1,
   }
@@ -160,8 +167,6 @@ def hf_generate(case: Case, *, assisted: bool = False) -> System | Absent:
     assistant.generation_config.num_assistant_tokens_schedule = 'constant'
     assistant.generation_config.assistant_confidence_threshold = 0.0
     options['assistant_model'] = assistant
-  inputs = torch.tensor(case.inputs_BE, dtype=torch.long, device=device)
-  mask = (inputs > 0).long()
   calls = [0]
 
   def count_call(*_):
@@ -169,17 +174,17 @@ def hf_generate(case: Case, *, assisted: bool = False) -> System | Absent:
 
   model.register_forward_hook(count_call)  # the encoder is called apart
 
-  def run():
+  def decode(inputs_BE):
     calls[0] = 0
+    inputs = torch.tensor(inputs_BE, dtype=torch.long, device=device)
+    mask = (inputs > 0).long()
     with torch.inference_mode(), _quiet():
       tokens = model.generate(inputs, attention_mask=mask, **options)
-    return tokens.cpu().numpy()  # waits for a GPU
+    return tokens.cpu().numpy(), calls[0]  # waits for a GPU
 
-  def tokens_per_call(tokens):
-    # Each call serves all rows, as long as one of them goes on.
-    return (tokens.shape[1] - 1) / calls[0]
-
-  return System(run, lambda tokens: tokens[:, 1:], tokens_per_call)
+  # A call serves all rows, as long as one of them is live.
+  count = (lambda result: result[1]) if case.batch_size == 1 else None
+  return System(decode, lambda result: result[0][:, 1:], count)
 
 
 def _torch_model(weights: Weights, eos_id: int | None) -> Any:
@@ -188,9 +193,9 @@ def _torch_model(weights: Weights, eos_id: int | None) -> Any:
   import transformers
 
   with tempfile.TemporaryDirectory() as folder, _quiet():
-    hf.write(f'{folder}/model', weights, dtype='float32')
+    hf.write(f'{folder}/model', weights, dtype=weights.config.dtype)
     model = transformers.T5ForConditionalGeneration.from_pretrained(
-      f'{folder}/model', dtype=torch.float32
+      f'{folder}/model', dtype=getattr(torch, weights.config.dtype)
     )
   model.generation_config.eos_token_id = eos_id
   return model.eval()
@@ -228,7 +233,6 @@ def t5x(case: Case) -> System | Absent:
   except ModuleNotFoundError as error:
     return Absent(f'{_NEEDS_T5X} ({error})')
   module = _t5x_module(network, config)
-  num_rows = len(case.inputs_BE)
   # T5X has no "never": an id that is no logit's.
   eos_id = config.vocab_size if case.eos_id < 0 else case.eos_id
 
@@ -236,7 +240,7 @@ def t5x(case: Case) -> System | Absent:
   def decode(params, inputs_BE):
     apply = functools.partial(module.apply, enable_dropout=False)
     encoded_BED = apply({'params': params}, inputs_BE, method=module.encode)
-    blank_BT = jnp.zeros((num_rows, case.new_tokens), jnp.int32)
+    blank_BT = jnp.zeros((case.batch_size, case.max_new_tokens), jnp.int32)
     _, variables = apply(
       {'params': params},
       encoded_BED,
@@ -256,7 +260,7 @@ def t5x(case: Case) -> System | Absent:
         state.cur_token,
         state.cur_token,
         decode=True,
-        max_decode_length=case.new_tokens,
+        max_decode_length=case.max_new_tokens,
         mutable=['cache'],
         method=module.decode,
       )
@@ -271,13 +275,11 @@ def t5x(case: Case) -> System | Absent:
       topk=1,
     )
 
-  inputs_BE = jnp.asarray(case.inputs_BE)
-
-  def run():
+  def run(inputs_BE):
     # T5X adds arrays of different ranks, which a strict JAX refuses.
     any_rank = jax.numpy_rank_promotion('allow')
-    with jax.default_matmul_precision('highest'), any_rank:
-      return decode(case.params.target, inputs_BE)
+    with _precision(case), any_rank:
+      return decode(case.params.target, jnp.asarray(inputs_BE))
 
   return System(run, lambda result: np.asarray(result[0])[:, 0])
 
@@ -296,7 +298,7 @@ def _t5x_module(network: types.ModuleType, config: T5Config) -> Any:
   )
   fields = {name: getattr(config, name) for name in names}
   return network.Transformer(
-    network.T5Config(**fields, dtype=jnp.float32, dropout_rate=0.0)
+    network.T5Config(**fields, dtype=config.dtype, dropout_rate=0.0)
   )
 
 

@@ -275,7 +275,8 @@ def explained(
     with jax.default_matmul_precision('highest'):
       logits_TV = logits(params, inputs_NE[each.row, None], tokens_1T)
     logits_V = np.asarray(logits_TV[each.position])
-    gap = abs(logits_V[each.expected] - logits_V[each.found]) / np.ptp(logits_V)
+    width = max(np.ptp(logits_V), np.finfo(np.float32).tiny)
+    gap = abs(logits_V[each.expected] - logits_V[each.found]) / width
     is_tie = bool(gap < TIE[case.dtype])
     found.append(each._replace(gap=float(gap), is_tie=is_tie))
   return tuple(found)

@@ -40,6 +40,19 @@ def check_budget(num_draft: int, max_new_tokens: int) -> None:
     )
 
 
+def check_output(output: str | None, reads: dict[str, str | None]) -> None:
+  """Refuses to replace a file that is read: results take their file's place."""
+  if output is None:
+    return
+  place = Path(output).expanduser().resolve()
+  for field, name in reads.items():
+    if name is not None and Path(name).expanduser().resolve() == place:
+      raise ValueError(
+        f'output: {output} is what --{field} reads, and would be replaced; name '
+        'another file'
+      )
+
+
 def check_choice(field: str, value: Any, choices: Iterable[str]) -> None:
   """Raises a ValueError that names the choices, near ones first."""
   choices = list(choices)
@@ -270,6 +283,14 @@ class RunConfig:
   parallel: ParallelConfig = ParallelConfig()
 
   def __post_init__(self):
+    reads = {
+      'input': self.io.input,
+      'model': self.pair.model,
+      'draft_model': self.pair.draft_model,
+      'table_text': self.pair.table_text,
+      'vocabulary': self.pair.vocabulary,
+    }
+    check_output(self.io.output, reads)
     if self.speculation.method != 'none':
       check_budget(
         self.speculation.num_speculative_tokens, self.sampling.max_new_tokens

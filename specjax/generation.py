@@ -5,6 +5,7 @@ stream is that of its seed and its number, and padding rows are born done.
 """
 
 import dataclasses
+import numbers
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -154,6 +155,10 @@ def encode_sources(
 
 
 def _checked_ids(source: Sequence[int], number: int, vocabulary: Vocabulary):
+  if np.ndim(source) != 1 or not all(isinstance(x, numbers.Integral) for x in source):
+    raise ValueError(
+      f'source {number} is {source!r}; give a string or a sequence of token ids'
+    )
   ids = [int(token) for token in source]
   for token in ids:
     if not 0 < token < vocabulary.size:

@@ -168,7 +168,7 @@ def _load(
 
 def _draft_place(place: str, draft: str | Path | None) -> str | None:
   if draft is not None:
-    return files.resolve(draft)
+    return str(ASSETS) if str(draft) == EMBEDDED else files.resolve(draft)
   return place if files.exists(f'{place}/draft.safetensors') else None
 
 

@@ -21,12 +21,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(sys.argv[1:] if argv is None else argv)
     # JAX starts here: help and bad options are answered before.
     from specjax import load
+    from specjax.checkpoints import files
     from specjax.command import demo, devices, session
     from specjax.parallel import distributed
 
     task = session.read_task(config)
     texts = session.read_texts(config) if task is None else task.sources
     config, mesh = devices.start(config, texts)
+    for place in (config.pair.model, config.pair.draft_model):
+      if place is not None and place.startswith(files.BUCKET):
+        print(f'reading {place}', file=sys.stderr)
     pair = load.load_pair(
       config.pair.model,
       draft=config.pair.draft_model,

@@ -95,6 +95,24 @@ def test_prompts_must_have_text_and_exclude_a_file():
     IOConfig(prompt=('a',), input='x.txt')
 
 
+@pytest.mark.parametrize('field', ['input', 'table_text', 'vocabulary', 'draft_model'])
+def test_results_never_replace_what_is_read(field, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+
+  def config(output):
+    groups = {
+      'input': {'io': IOConfig(input='kept.txt', output=output)},
+      'table_text': {'pair': PairConfig(table_text='kept.txt')},
+      'vocabulary': {'pair': PairConfig(vocabulary='kept.txt')},
+      'draft_model': {'pair': PairConfig(draft_model='kept.txt')},
+    }
+    return RunConfig(**{'io': IOConfig(output=output), **groups[field]})
+
+  assert config('other.txt').io.output == 'other.txt'
+  with pytest.raises(ValueError, match=f'output: .* is what --{field} reads'):
+    config(str(tmp_path / 'x' / '..' / 'kept.txt'))
+
+
 def test_a_configuration_is_json():
   config = RunConfig(sampling=SamplingConfig(banned_ids=[3, 4]))
   fields = json.loads(json.dumps(config.to_dict()))

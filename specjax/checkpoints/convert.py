@@ -310,7 +310,10 @@ def main(argv: Sequence[str] | None = None) -> int:
   except KeyboardInterrupt:
     print('interrupted; the same command continues', file=sys.stderr)
     return INTERRUPTED
-  print(f'{options.destination}: written and compared, sha256 {found}')
+  print(
+    f'{options.destination}: written and compared; sha256 of all parameters {found}. '
+    'A vocabulary is no part of it: copy it beside, or name it with --vocabulary'
+  )
   return 0
 
 

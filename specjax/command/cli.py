@@ -30,8 +30,10 @@ class _CommandLine(RunConfig):
     str | None,
     tyro.conf.arg(
       metavar='FILE',
-      help='A Python file with a RunConfig named CONFIG, or the name of a shipped '
-      'one (embedded). The other options override it.',
+      help='A Python file with a RunConfig named CONFIG, FILE/NAME for one of its '
+      'CONFIGS, or a shipped one: '
+      f'{", ".join(config_lib.shipped_configs())} (paper/ende_small_t0@v4). The '
+      'other options override it.',
     ),
   ] = None
 

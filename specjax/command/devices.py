@@ -51,10 +51,17 @@ def start(
     return dataclasses.replace(config, io=io), mesh
   how = 'split too' if parallel.shard_draft else 'whole on every device'
   print(f'{describe(mesh)}; the draft is {how}', file=sys.stderr)
-  if parallel.mesh_data > 1 and (config.io.batch_size == 1 or config.io.stream):
+  remedy = None
+  if config.io.stream:
+    remedy = 'leave out --stream to share texts out'
+  elif config.io.batch_size == 1:
+    remedy = 'raise --batch_size to share texts out'
+  elif texts is None or len(texts) == 1:
+    remedy = 'give more texts, or --mesh_data 1'
+  if parallel.mesh_data > 1 and remedy is not None:
     print(
       f'one text at a time: the {parallel.mesh_data} groups of the data axis all '
-      'decode the same; raise --batch_size to share texts out',
+      f'decode the same; {remedy}',
       file=sys.stderr,
     )
   return config, mesh

@@ -108,7 +108,7 @@ class Session:
     code = 0
     began = time.perf_counter()
     try:
-      if self.config.io.trace and not self.config.io.stream:
+      if self.config.io.trace:
         self.console.print(trace.legend(colour=trace.uses_colour(self.console)))
       self._consume(began)
       code = self._compare() if self._compares() else 0
@@ -155,11 +155,12 @@ class Session:
     scores, title = self._scores()
     if self.writer is not None:
       self.writer.summary(**summary.as_dict(), seconds=seconds, **scores)
+    drafts = self.config.speculation.method != 'none'
+    acceptance = f'acceptance rate {summary.acceptance_rate:.2f}, ' * drafts
     self.console.print(
-      f'{title}{len(self.texts)} text{"s" * (len(self.texts) > 1)}, '
-      f'{summary.num_emitted_tokens} tokens, {summary.block_efficiency:.2f} per target '
-      f'call, acceptance rate {summary.acceptance_rate:.2f}, {seconds:.1f} s with '
-      'compilation'
+      f'{title}{_count(len(self.texts))}, {summary.num_emitted_tokens} tokens, '
+      f'{summary.block_efficiency:.2f} per target call, {acceptance}{seconds:.1f} s '
+      'with compilation'
     )
 
   def _scores(self) -> tuple[dict[str, Any], str]:
@@ -227,7 +228,7 @@ class Session:
     speedup = self._speedup(plain_options)
     self.console.print(
       f'{speedup.median:.2f} times as fast as plain decoding (median of {TURNS} warm '
-      f'turns on {min(len(self.texts), self.config.io.batch_size)} texts; batch size '
+      f'turns on {_count(min(len(self.texts), self.config.io.batch_size))}; batch size '
       f'{self.config.io.batch_size})'
     )
     if self.writer is not None:
@@ -250,6 +251,10 @@ class Session:
       TURNS,
     )
     return interleave.ratio(times['plain'], times['ours'])
+
+
+def _count(texts: int) -> str:
+  return f'{texts} text{"s" * (texts > 1)}'
 
 
 def _one_line(text: str) -> str:

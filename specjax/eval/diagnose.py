@@ -216,6 +216,11 @@ def _reason(found: Diagnosis, alpha, c, v, excess) -> list[str]:
 
 
 def _advice(found: Diagnosis, now: float) -> str:
+  if found.best_gamma == 0 and found.pays:
+    return (
+      f'Gamma {found.gamma} pays all the same, which these three figures alone do not'
+      ' predict: the measured speedup counts.'
+    )
   if found.best_gamma == 0:
     remedy = {
       'alpha': 'a draft that agrees more often: a larger or a distilled one',
@@ -228,4 +233,6 @@ def _advice(found: Diagnosis, now: float) -> str:
       f'Gamma {found.best_gamma} would be better: {found.best:.2f}x by theory,'
       f' where gamma {found.gamma} gives {now:.2f}x.'
     )
+  if not found.pays:
+    return 'By theory no other gamma is better: use plain decoding here.'
   return f'Gamma {found.gamma} is a good choice for these numbers.'

@@ -121,11 +121,9 @@ def _indivisible(
       f'{count}, padding with rows without a budget, or one row'
     )
   common = math.gcd(*sizes)
-  good = [str(n) for n in range(1, jax.device_count() + 1) if common % n == 0]
-  whole = f"keep that axis whole with the rule ('{name}', None)"
-  if name == 'vocab':
-    whole = f'pad the vocabulary to a multiple of {count}, or {whole}'
+  good = [str(n) for n in range(1, mesh.size + 1) if common % n == 0]
+  pad = f', or pad the vocabulary to a multiple of {count}' if name == 'vocab' else ''
   return (
     f'mesh: the axis {name} of {where} has size {size}, which {axis}={count} does not '
-    f'divide; give --mesh_{axis} {" or ".join(good)}, or {whole}'
+    f'divide; give --mesh_{axis} {" or ".join(good)}{pad}'
   )

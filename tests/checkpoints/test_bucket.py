@@ -9,7 +9,7 @@ import urllib.parse
 import numpy as np
 import pytest
 
-from specjax.checkpoints import leaves, t5x
+from specjax.checkpoints import files, leaves, t5x
 from specjax.models import t5
 
 CONFIG = t5.T5Config(
@@ -152,3 +152,12 @@ def test_a_failed_write_leaves_nothing_in_the_bucket(bucket):
   with pytest.raises(ValueError, match='the source is damaged'):
     t5x.write('gs://a-bucket/failed/checkpoint_1', weights)
   assert not [name for name in bucket if name.startswith('failed/')]
+
+
+def test_a_bucket_that_does_not_answer_is_given_up(monkeypatch):
+  monkeypatch.setenv('TENSORSTORE_GCS_HTTP_URL', 'http://127.0.0.1:9')
+  monkeypatch.setenv('GOOGLE_AUTH_TOKEN_FOR_TESTING', 'none')
+  monkeypatch.setitem(files._RETRIES, 'max_retries', 1)
+  for call in (files.exists, files.read, files.names):
+    with pytest.raises(ValueError, match=r'cannot read gs://b/t5.*check the address'):
+      call('gs://b/t5')

@@ -91,3 +91,14 @@ def test_another_gamma_is_recommended_only_if_it_gains():
 def test_gamma_0_has_nothing_to_diagnose():
   with pytest.raises(ValueError, match='gamma: 0'):
     diagnose.diagnose(0.5, 0.1, 1.0, 0)
+
+
+def test_the_advice_never_contradicts_the_measured_verdict():
+  text = diagnose.explain(0.5, 0.2, 2.5, 4, measured=1.2)
+  assert 'Speculation pays: 1.20x measured, 0.59x predicted' in text
+  assert 'Gamma 4 pays all the same' in text
+  assert 'plain decoding' not in text
+  text = diagnose.explain(0.8, 0.05, 1.0, 7, measured=0.9)
+  assert 'does not pay: 0.90x measured' in text
+  assert 'use plain decoding here' in text
+  assert 'good choice' not in text

@@ -1,6 +1,7 @@
 """Systems decode a case in turns: their times, their tokens, and where those differ."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.core.types import Model
 from specjax.eval import systems
 from specjax.eval.cases import Case
 from specjax.eval.interleave import Samples, interleave, ratio
@@ -258,25 +260,26 @@ def explained(
   if not differences:
     return ()
   config = dataclasses.replace(case.target.config, dtype='float32')
-  model = t5_model(config)
   params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), case.params.target)
-
-  @jax.jit
-  def logits(params, inputs_1E, tokens_1T):
-    cache = model.init(params, inputs_1E, num_slots=tokens_1T.shape[1])
-    output, _ = model.extend(params, cache, tokens_1T, jnp.zeros(1, jnp.int32))
-    return output.logits_BTV[0]
-
   inputs_NE = np.concatenate(case.batches)
   found = []
   for each in differences:
     tokens_1T = np.zeros((1, case.max_new_tokens), np.int32)
     tokens_1T[0, 1:] = expected_NL[each.row, :-1]
     with jax.default_matmul_precision('highest'):
-      logits_TV = logits(params, inputs_NE[each.row, None], tokens_1T)
+      logits_TV = _logits(
+        params, inputs_NE[each.row, None], tokens_1T, model=t5_model(config)
+      )
     logits_V = np.asarray(logits_TV[each.position])
     width = max(np.ptp(logits_V), np.finfo(np.float32).tiny)
     gap = abs(logits_V[each.expected] - logits_V[each.found]) / width
     is_tie = bool(gap < TIE[case.dtype])
     found.append(each._replace(gap=float(gap), is_tie=is_tie))
   return tuple(found)
+
+
+@functools.partial(jax.jit, static_argnames='model')
+def _logits(params, inputs_1E, tokens_1T, *, model: Model) -> jax.Array:
+  cache = model.init(params, inputs_1E, num_slots=tokens_1T.shape[1])
+  output, _ = model.extend(params, cache, tokens_1T, jnp.zeros(1, jnp.int32))
+  return output.logits_BTV[0]

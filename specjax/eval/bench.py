@@ -20,6 +20,7 @@ import math
 import os
 import platform
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -39,6 +40,7 @@ from specjax.eval.systems import Maker
 
 DIFFERENT = 1
 USAGE_ERROR = 2
+CLOCKS = {'wall': time.perf_counter, 'cpu': time.process_time}
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'numpy', 'torch', 'transformers')
 
 
@@ -106,8 +108,8 @@ def print_result(result: Result, console: rich.console.Console) -> None:
       row.name,
       f'{figures["ms_per_token"]:.2f}',
       f'{figures["tokens_per_second"]:.0f}',
-      f'{speed.median:.2f}',
-      f'{speed.low:.2f}-{speed.high:.2f}',
+      _figure(speed.median),
+      f'{_figure(speed.low)}-{_figure(speed.high)}',
       '' if calls is None else f'{calls:.2f}',
       _verdict(row),
     )
@@ -135,6 +137,10 @@ def print_result(result: Result, console: rich.console.Console) -> None:
       )
   for name, reason in result.absent.items():
     console.print(f'not run: {name}: {reason}', highlight=False, markup=False)
+
+
+def _figure(ratio: float) -> str:
+  return f'{ratio:.2f}' if ratio >= 0.1 else f'{ratio:.3f}'
 
 
 def _verdict(row: race.Row) -> str:
@@ -196,6 +202,13 @@ def _parser() -> argparse.ArgumentParser:
     help='tokens drafted a round',
   )
   add('--turns', type=int, default=5, help='warm runs of each system')
+  add(
+    '--clock',
+    choices=CLOCKS,
+    default='wall',
+    help="'cpu': seconds of all cores, for a machine that others load; then give the "
+    'process one core (taskset -c 0), since threads that wait for each other count',
+  )
   add('--seed', type=int, default=0, help='of random weights and sources')
   add(
     '--systems',
@@ -288,11 +301,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.print(
       f'{case.dtype}, {len(case.batches)} x {case.batch_size} sources of '
       f'{options.source_length} ids, up to {options.max_new_tokens} new tokens, gamma '
-      f'{options.gamma}, {options.turns} turns',
+      f'{options.gamma}, {options.turns} turns, {options.clock} clock, '
+      f'{systems.num_cores()} cores',
       highlight=False,
     )
     with _progress(console) as on_run:
-      result = race.race(case, makers, options.turns, on_run)
+      result = race.race(case, makers, options.turns, on_run, CLOCKS[options.clock])
     print_result(result, console)
     if output:
       settings = {

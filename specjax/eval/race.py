@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 from specjax.core.types import Model
 from specjax.eval import systems
 from specjax.eval.cases import Case
-from specjax.eval.interleave import Samples, interleave, ratio
+from specjax.eval.interleave import Clock, Samples, interleave, ratio
 from specjax.eval.systems import Absent, Maker, System
 from specjax.models.t5 import t5_model
 
@@ -160,6 +161,7 @@ def race(
   makers: Mapping[str, Maker],
   turns: int,
   on_run: Callable[[str, int], None] = lambda name, runs: None,
+  clock: Clock = time.perf_counter,
 ) -> Result:
   """Runs systems in turns and compares their tokens.
 
@@ -169,6 +171,7 @@ def race(
     turns: warm runs of each, >= 1, after one that compiles.
     on_run: called before each run, with the system's name and the number of runs
       that all systems together will make.
+    clock: returns seconds.
 
   Raises:
     ValueError: no system runs, or turns < 1.
@@ -199,7 +202,7 @@ def race(
     on_run(name, len(ready) * (turns + 1))
 
   runs = {name: recorded(name) for name in ready}
-  times, first = interleave(runs, turns, before=announce)
+  times, first = interleave(runs, turns, clock, announce)
   tokens = {
     name: np.concatenate([_ended(ready[name].tokens(each), case) for each in found])
     for name, found in results.items()

@@ -2,11 +2,15 @@
 
 Compiling takes most of the suite's time, so XLA's expensive passes are off, except
 in tests/exactness and wherever `optimised` is asked for: there the programs are the
-ones that users run. Workers do not share compiled programs: with JAX's persistent cache
-on CPU one of them crashed now and then while it wrote.
+ones that users run. Workers share what they have compiled, in a folder that goes with
+the run unless JAX_COMPILATION_CACHE_DIR names one to keep.
 """
 
+import gc
 import os
+import pathlib
+import shutil
+import tempfile
 
 import jax
 import pytest
@@ -20,6 +24,27 @@ jax.config.update('jax_default_matmul_precision', 'highest')
 jax.config.update('jax_legacy_prng_key', 'error')
 jax.config.update('jax_disable_most_optimizations', True)
 
+_CACHE = None
+if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
+  # Workers and programs that tests start inherit the environment.
+  _CACHE = os.environ['JAX_COMPILATION_CACHE_DIR'] = tempfile.mkdtemp()
+jax.config.update('jax_compilation_cache_dir', os.environ['JAX_COMPILATION_CACHE_DIR'])
+jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
+
+_MAPS = pathlib.Path('/proc/self/maps')
+_MAX_MAPS = 20_000
+
+
+@pytest.fixture(scope='module', autouse=True)
+def few_programs():
+  """Lets go of compiled programs: Linux allows a process 65,530 memory mappings, each
+  program takes some, and XLA's compiler crashes when there are no more."""
+  yield
+  if _MAPS.exists() and _MAPS.read_bytes().count(b'\n') > _MAX_MAPS:
+    jax.clear_caches()
+    gc.collect()
+
 
 def _optimise():
   jax.config.update('jax_disable_most_optimizations', False)
@@ -30,3 +55,8 @@ def _optimise():
 # They compile as users do; without it some CPUs round differently from T5X's.
 optimised = pytest.fixture(_optimise, scope='module')
 optimised_test = pytest.fixture(_optimise)
+
+
+def pytest_unconfigure():
+  if _CACHE is not None:  # the process that made it; its workers have gone
+    shutil.rmtree(_CACHE, ignore_errors=True)

@@ -129,6 +129,12 @@ def corpus_texts(task: str) -> list[str]:
   ]
 
 
+def bucket_of(pair: Pair, sources: Sequence[Sequence[int]]) -> int:
+  """The length that the longest source is padded to."""
+  longest = max(len(ids) for ids in sources)
+  return min(each for each in pair.source_buckets if each >= longest)
+
+
 class Run(NamedTuple):
   """A decode that can be repeated: `run()` is the device's work and nothing else.
 
@@ -157,6 +163,7 @@ def prepare(
   sampling: SamplingConfig,
   speculation: SpeculationConfig,
   batch_size: int,
+  bucket: int | None = None,
   **replaced: Any,
 ) -> Run:
   """Builds batches of one source length, so that little compiles.
@@ -167,20 +174,19 @@ def prepare(
     sampling: of all texts.
     speculation: who drafts, how much, and how it is verified.
     batch_size: most texts decoded together.
+    bucket: the length that sources are padded to; by default `bucket_of` them.
     **replaced: arguments of `loop.decode` to use instead of the pair's.
   """
   params, static = pair.decoder(speculation, max_new_tokens=sampling.max_new_tokens)
   static |= replaced
   caps = [static['drafter'].num_draft] * len(sources)
-  longest = max(len(ids) for ids in sources)
-  bucket = min(each for each in pair.source_buckets if each >= longest)
   batches = list(
     generation.make_batches(
       sources,
       [sampling] * len(sources),
       caps,
       batch_size=batch_size,
-      buckets=(bucket,),
+      buckets=(bucket or bucket_of(pair, sources),),
     )
   )
 
@@ -214,8 +220,6 @@ def prefixes(
   sampling: SamplingConfig,
 ):
   """(inputs_BE, tokens_BS, length_B, sampling) for teacher-forced passes."""
-  longest = max(len(ids) for ids in sources)
-  bucket = min(each for each in pair.source_buckets if each >= longest)
   slots = generation.max_length(sampling.max_new_tokens)
   tokens_BS = np.zeros((len(sources), slots), np.int32)
   for row, each in enumerate(generations):
@@ -224,7 +228,7 @@ def prefixes(
   rows = generation.make_sampling(
     [sampling] * len(sources), len(sources), [0] * len(sources)
   )
-  inputs_BE = jnp.asarray(text_lib.pad(sources, bucket))
+  inputs_BE = jnp.asarray(text_lib.pad(sources, bucket_of(pair, sources)))
   return inputs_BE, jnp.asarray(tokens_BS), jnp.asarray(length_B), rows
 
 

@@ -1,4 +1,4 @@
-"""Table 1: operations and speed for some alpha and gamma; `python -m experiments.table1`.
+"""Table 1: operations and speed, `python -m experiments.table1`.
 
 The paper's figure, the formula's, and that of the shipped loop on a pair whose alpha
 is known exactly, all with free drafts (c = c_hat = 0) and v = 1.

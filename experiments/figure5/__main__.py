@@ -1,0 +1,108 @@
+"""Figure 5: a timeline of decoding one text; `python -m experiments.figure5`.
+
+What the loop did with one text, round by round, drawn with the time that each step
+takes alone: encoders run once, then drafts and verifications take turns.
+"""
+
+from experiments import common
+from specjax.config import SamplingConfig, SpeculationConfig
+
+GAMMAS = (7, 3, 0)
+# Kind of step -> (colour, hatch): told apart in grey too.
+LOOKS = {
+  'target encoder': ('#404040', ''),
+  'draft encoder': ('#d9d9d9', '....'),
+  'draft step': ('#f0c27b', ''),
+  'target step': ('#2b6ca3', ''),
+}
+
+
+def measure(subject: common.Subject, task: str, repeats: int) -> list[dict]:
+  """One record for each gamma: the steps of one text, (kind, milliseconds)."""
+  pair = subject.pair
+  sources = [max(subject.sources[task], key=len)]
+  runs, steps = {}, {}
+  for gamma in GAMMAS:
+    speculation = SpeculationConfig('draft_model' if gamma else 'none', gamma or 1)
+    runs[gamma] = common.prepare(pair, sources, SamplingConfig(), speculation, 1)
+    if gamma:
+      steps[gamma] = common.measure_steps(pair, runs[gamma], repeats=repeats)
+
+  def least(name: str) -> float:
+    # What does not depend on gamma is timed with each; other work only adds to it.
+    return 1e3 * min(getattr(each, name).median for each in steps.values())
+
+  records = []
+  for gamma in GAMMAS:
+    (output,) = runs[gamma].generations(pair)
+    spans = [('target encoder', least('target_encode'))]
+    target = least('target_step')
+    if gamma:
+      spans.append(('draft encoder', least('draft_encode')))
+      target = 1e3 * steps[gamma].verify_step.median
+    for _ in range(output.num_target_calls):
+      if gamma:
+        draft = 1e3 * steps[gamma].proposal.median / gamma
+        spans += [('draft step', draft)] * gamma
+      spans.append(('target step', target))
+    records.append(
+      {
+        'task': task,
+        'gamma': gamma,
+        'tokens': len(output.ids),
+        'target_calls': output.num_target_calls,
+        'draft_steps': gamma * output.num_target_calls,
+        'total_ms': round(sum(time for _, time in spans), 2),
+        'spans': [(kind, round(time, 3)) for kind, time in spans],
+      }
+    )
+  return records
+
+
+def draw(records: list[dict], folder) -> None:
+  plt = common.plots()
+  figure, axes = plt.subplots(figsize=(8.4, 2.6))
+  for row, record in enumerate(records):
+    start = 0.0
+    for kind, time in record['spans']:
+      colour, hatch = LOOKS[kind]
+      axes.barh(
+        row, time, 0.6, start, color=colour, hatch=hatch, edgecolor='white',
+        linewidth=0.4,
+      )  # fmt: skip
+      start += time
+    calls = f'  target calls: {record["target_calls"]}'
+    axes.text(start, row, calls, va='center', fontsize=8)
+  handles = [
+    plt.Rectangle((0, 0), 1, 1, facecolor=colour, hatch=hatch, edgecolor='white')
+    for colour, hatch in LOOKS.values()
+  ]
+  labels = [
+    f'$\\gamma$ = {each["gamma"]}' if each['gamma'] else 'plain' for each in records
+  ]
+  axes.set_yticks(range(len(records)), labels)
+  axes.invert_yaxis()
+  axes.grid(visible=False, axis='y')
+  axes.set_xlim(0, 1.18 * max(each['total_ms'] for each in records))
+  axes.set_xlabel(f'milliseconds, {records[0]["tokens"]} tokens of one text')
+  axes.legend(
+    handles, list(LOOKS), loc='lower center', ncols=4, bbox_to_anchor=(0.5, 1.0)
+  )
+  common.save_figure(figure, folder, 'figure5')
+
+
+def main(argv: list[str] | None = None) -> None:
+  parser = common.pair_parser('figure5', __doc__, count=8, repeats=3)
+  options = parser.parse_args(argv)
+  subject = common.load_subject(options.config, options.count)
+  if subject.pair.draft is None:
+    raise ValueError(f'config: {options.config} has no draft model; name one')
+  records = measure(subject, next(iter(subject.sources)), options.repeats)
+  common.write_records(options.output, records)
+  draw(records, options.output)
+  names = [name for name in records[0] if name != 'spans']
+  common.print_table([{name: each[name] for name in names} for each in records])
+
+
+if __name__ == '__main__':
+  common.run(main)

@@ -20,6 +20,8 @@ METHODS = ('draft_model', 'ngram', 'table', 'none')
 RULES = ('token', 'block')
 COUPLINGS = ('none', 'gumbel')
 DTYPES = ('float32', 'bfloat16')
+CACHE_DTYPES = ('dtype', *DTYPES)
+TARGET_WEIGHTS = ('full', 'int8')
 _MAX_SEED = 2**32
 
 
@@ -87,9 +89,15 @@ class PairConfig:
   """Of weights and activations; laws are float32 in any case."""
   vocabulary: Annotated[str | None, _alias('FILE')] = None
   """A SentencePiece file, or 'bytes'; by default what lies beside the target."""
+  cache_dtype: Literal['dtype', 'float32', 'bfloat16'] = 'dtype'
+  """Of the cached keys and values; another one than --dtype is another law."""
+  target_weights: Literal['full', 'int8'] = 'full'
+  """int8 halves bfloat16's memory; outputs then have the law of the int8 target."""
 
   def __post_init__(self):
     check_choice('dtype', self.dtype, DTYPES)
+    check_choice('cache_dtype', self.cache_dtype, CACHE_DTYPES)
+    check_choice('target_weights', self.target_weights, TARGET_WEIGHTS)
 
 
 @dataclasses.dataclass(frozen=True)

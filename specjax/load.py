@@ -11,9 +11,11 @@ import jax.numpy as jnp
 from specjax import vocabulary as vocabulary_lib
 from specjax.checkpoints import files, formats, hf, store
 from specjax.checkpoints.leaves import restore
+from specjax.config import CACHE_DTYPES, TARGET_WEIGHTS, check_choice
 from specjax.core.types import Model, Output, Params
 from specjax.data.text import Vocabulary
 from specjax.generation import SOURCE_BUCKETS
+from specjax.models.quantized import int8_model, quantize_int8
 from specjax.models.t5 import T5Config, t5_model
 from specjax.pair import EMBEDDED, Pair
 from specjax.shard import param_shardings, shard_pair
@@ -29,6 +31,8 @@ def load_pair(
   *,
   draft: str | Path | None = None,
   dtype: str = 'float32',
+  cache_dtype: str = 'dtype',
+  target_weights: str = 'full',
   table_text: str | Path | None = None,
   mesh: jax.sharding.Mesh | None = None,
   shard_draft: bool = False,
@@ -44,6 +48,10 @@ def load_pair(
       Face, T5X, Orbax, specjax), local or `gs://`.
     draft: another draft: any checkpoint, or a pair's folder.
     dtype: of weights and activations, 'float32' or 'bfloat16'.
+    cache_dtype: of both models' cached keys and values; 'dtype' is that of the
+      activations.
+    target_weights: 'full', or 'int8' for a target with int8 kernels, whose own law
+      outputs then have (`models.quantized`, extra `int8`). The draft stays as it is.
     table_text: what method 'table' counts, one output text a line.
     mesh: devices that decode together, see `specjax.shard_pair`; parameters go
       straight into shards.
@@ -55,8 +63,16 @@ def load_pair(
     The pair, its parameters on the mesh or on the default device.
 
   Raises:
-    ValueError: missing or damaged files, or vocabularies that differ.
+    ValueError: missing or damaged files, vocabularies that differ, or int8 weights
+      without qwix or on a mesh.
   """
+  check_choice('cache_dtype', cache_dtype, CACHE_DTYPES)
+  check_choice('target_weights', target_weights, TARGET_WEIGHTS)
+  if target_weights == 'int8' and mesh is not None:
+    raise ValueError(
+      f"target_weights: 'int8' runs on one device, not on a mesh of {mesh.size}; "
+      "give --mesh_data 1 --mesh_model 1, or target_weights 'full'"
+    )
   place = str(ASSETS) if str(name) == EMBEDDED else files.resolve(name)
   if not place.startswith(files.BUCKET) and not Path(place).exists():
     raise ValueError(
@@ -73,17 +89,22 @@ def load_pair(
       "SentencePiece file with --vocabulary, or 'bytes'"
     )
   _check_width('model', place, config.vocab_size, words.size)
+  kept = None if cache_dtype == 'dtype' else cache_dtype
+  make_model = functools.partial(t5_model, cache_dtype=kept)
   draft_model = draft_config = draft_params = None
   draft_place = _draft_place(place, draft)
   if draft_place is not None:
     _check_vocabulary(draft_place, place, words)
     draft_config, draft_params = _load(draft_place, 'draft.safetensors', dtype, None)
     _check_width('draft_model', draft_place, draft_config.vocab_size, words.size)
-    draft_model = resize_vocab(t5_model(draft_config), config.vocab_size)
+    draft_model = resize_vocab(make_model(draft_config), config.vocab_size)
+  target = make_model(config)
+  if target_weights == 'int8':
+    target, params = int8_model(target), quantize_int8(params)
   max_source = manifest.get('max_source', MAX_SOURCE)
   pair = Pair(
     name=str(name),
-    target=t5_model(config),
+    target=target,
     draft=draft_model,
     params=Params(params, draft_params),
     target_config=config,

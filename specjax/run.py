@@ -31,11 +31,15 @@ def main(argv: Sequence[str] | None = None) -> int:
       config.pair.model,
       draft=config.pair.draft_model,
       dtype=config.pair.dtype,
+      cache_dtype=config.pair.cache_dtype,
+      target_weights=config.pair.target_weights,
       table_text=config.pair.table_text,
       mesh=mesh,
       shard_draft=config.parallel.shard_draft,
       vocabulary=config.pair.vocabulary,
     )
+    if config.pair.target_weights == 'int8':
+      print('int8 target: outputs have its law, not that of its file', file=sys.stderr)
     run = (
       demo.Demonstration(config, pair).run
       if texts is None

@@ -77,7 +77,7 @@ def files(tmp_path):
     (['--prompt', 'a', '--output', 'no/such/folder.jsonl'], 'output: cannot write'),
     (['--prompt', 'a', '--output', '.'], 'output: cannot write'),
     (['--model', 'bad_samples'], 'samples: line 1 of'),
-    (['--task', 'fixx'], "task: 'fixx' is unknown; did you mean fix? Known are ende,"),
+    (['--task', 'fixx'], "task: 'fixx' is unknown; did you mean fix? (others are"),
     (['--task', 'fix', '--split', 'x'], "split: 'x' is none of train, valid, test"),
     (['--task', 'fix', '--num_examples', '0'], 'num_examples: 0; give 1 or more'),
     (['--task', 'fix', '--prompt', 'a'], 'task: fix beside --prompt or --input'),

@@ -43,29 +43,40 @@ def parse(argv: Sequence[str]) -> RunConfig:
     ValueError: an unknown option (near names are given) or a bad value.
     SystemExit: after `--help`.
   """
-  name = _config_name(argv)
+  name = config_name(argv)
   base = RunConfig() if name is None else config_lib.load_config(name)
+  parsed = read(argv, _CommandLine(**_fields(base), config=name), PROG, DESCRIPTION)
+  return RunConfig(**_fields(parsed))
+
+
+def read(argv: Sequence[str], default: Any, prog: str, description: str) -> Any:
+  """Arguments -> a dataclass of the type of `default`, whose fields they override.
+
+  Raises:
+    ValueError: an unknown option (near names are given) or a bad value.
+    SystemExit: after `--help`.
+  """
+  flat: Any = tyro.conf.OmitArgPrefixes
   errors = io.StringIO()
   try:
     with contextlib.redirect_stderr(errors), _wide(not {'-h', '--help'} & {*argv}):
-      parsed = tyro.cli(
-        tyro.conf.OmitArgPrefixes[_CommandLine],
-        prog=PROG,
-        description=DESCRIPTION,
+      return tyro.cli(
+        flat[type(default)],
+        prog=prog,
+        description=description,
         args=[*argv],
-        default=_CommandLine(**_fields(base), config=name),
+        default=default,
         use_underscores=True,
       )
   except SystemExit as exit_:
     if not exit_.code:
       raise
-    raise ValueError(_reason(argv, errors.getvalue())) from None
-  return RunConfig(**_fields(parsed))
+    raise ValueError(_reason(argv, errors.getvalue(), type(default), prog)) from None
 
 
-def option_names() -> list[str]:
+def option_names(cls: type = RunConfig) -> list[str]:
   """Every `--option`, aliases included."""
-  return sorted({'--help', '--config', *_options(RunConfig)})
+  return sorted({'--help', '--config', *_options(cls)})
 
 
 def fail(error: Exception) -> int:
@@ -74,7 +85,7 @@ def fail(error: Exception) -> int:
   return USAGE_ERROR
 
 
-def _config_name(argv: Sequence[str]) -> str | None:
+def config_name(argv: Sequence[str]) -> str | None:
   """The value of --config, which decides the other options' defaults."""
   for argument, following in zip(argv, [*argv[1:], ''], strict=False):
     option, has_value, value = argument.partition('=')
@@ -105,13 +116,14 @@ def _options(cls: type) -> Iterator[str]:
       yield from getattr(note, 'aliases', None) or ()
 
 
-def _reason(argv: Sequence[str], box: str) -> str:
+def _reason(argv: Sequence[str], box: str, cls: type, prog: str) -> str:
   """One line for tyro's box of many."""
-  known = {name.replace('_', '-') for name in option_names()}
+  names = option_names(cls)
+  known = {name.replace('_', '-') for name in names}
   for argument in argv:
     option = argument.partition('=')[0]
     if option.startswith('--') and option.replace('_', '-') not in known:
-      return f'{option}: unknown option; {config_lib.suggest(option, option_names())}'
+      return f'{option}: unknown option; {config_lib.suggest(option, names)}'
   lines = []
   for line in box.splitlines()[1:]:
     line = line.strip('│ ')
@@ -127,7 +139,7 @@ def _reason(argv: Sequence[str], box: str) -> str:
   # Checks of our own name the field and the remedy already.
   reason, is_own = re.subn(r'^Error parsing [A-Za-z_.]+: ', '', reason)
   reason = re.sub(r'^Error parsing (?:--\w+/)*', '', reason)
-  return reason if is_own else f'{reason.rstrip(".")}; see {PROG} --help'
+  return reason if is_own else f'{reason.rstrip(".")}; see {prog} --help'
 
 
 @contextlib.contextmanager

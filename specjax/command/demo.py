@@ -17,7 +17,7 @@ from rich.text import Text
 
 from specjax.command.compare import Difference, differences
 from specjax.command.costs import Costs, Program, measure
-from specjax.command.results import Writer, total
+from specjax.command.results import LAWS, Writer, total
 from specjax.command.session import DIFFERENT, INTERRUPTED, trace_tokens
 from specjax.config import RunConfig, SpeculationConfig
 from specjax.core.types import DecodeState
@@ -330,7 +330,8 @@ class Demonstration:
     for name, differing in found.items():
       answer = 'no' if differing else 'yes'
       equal = f'{count - len(differing)}/{count}'
-      self._print(f"{name}: output identical to the target's: {answer} {equal}")
+      law = LAWS[self.config.pair.target_weights]
+      self._print(f'{name}: output identical to {law}: {answer} {equal}')
       for difference in differing:
         self._print(difference.describe(self.pair))
 

@@ -22,6 +22,8 @@ from specjax.config import RunConfig
 from specjax.eval import metrics
 from specjax.generation import Generation
 
+# Whose law outputs have, by `target_weights`.
+LAWS = {'full': "the target's", 'int8': "the int8 target's"}
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'numpy', 'sentencepiece', 'safetensors')
 
 
@@ -93,6 +95,7 @@ def run_record(config: RunConfig) -> dict[str, Any]:
       'count': jax.device_count(),
     },
     'matmul_precision': precision,
+    'law': LAWS[config.pair.target_weights],
   }
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from specjax.command.compare import differences
-from specjax.command.results import Writer, total
+from specjax.command.results import LAWS, Writer, total
 from specjax.config import RunConfig
 from specjax.core.loop import Source
 from specjax.data import tasks
@@ -219,7 +219,8 @@ class Session:
     equal = len(plain) - len(found)
     answer = 'yes' if not found else 'no'
     self.console.print(
-      f"output identical to the target's: {answer} {equal}/{len(plain)}"
+      f'output identical to {LAWS[self.config.pair.target_weights]}: '
+      f'{answer} {equal}/{len(plain)}'
     )
     for difference in found:
       self.console.print(Text(difference.describe(self.pair)))

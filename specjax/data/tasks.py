@@ -117,8 +117,8 @@ def _read_with_seqio(
   name: str, split: str, num_examples: int | None, module: str | None
 ) -> TaskData:
   unknown = (
-    f'task: {name!r} is unknown; {suggest(name, KNOWN)} Known are {", ".join(KNOWN)}, '
-    'and the SeqIO tasks of a module named with --task_module'
+    f'task: {name!r} is unknown; {suggest(name, KNOWN)} (others are SeqIO tasks of a '
+    'module named with --task_module)'
   )
   try:
     seqio = importlib.import_module('seqio')

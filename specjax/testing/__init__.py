@@ -7,6 +7,7 @@ What a new drafter, rule or model is held against:
   quadrature     the exact law of a compiled round: midpoints for random numbers
   chi_square     one-sample tests of counts against an exact law
   evidence       e-values, and a certified bound of the total variation
+  controlled     a rule that accepts at a given rate; for timing only, not exact
   drafters       drafters that try to break the loop
   mutants        known faults, which a suite that proves anything must detect
   report         `python -m specjax.testing.report`: all of this on one page

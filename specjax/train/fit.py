@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import flax.serialization
 import jax
 import jax.numpy as jnp
 import optax
 import rich.progress
 
-from specjax.checkpoints import store
+from specjax.checkpoints.orbax import AsyncSaver
 from specjax.train.config import FitConfig
 
 
@@ -69,7 +68,7 @@ def fit(
     params: initial parameters.
     batches: `first step -> iterator of batches`; NamedTuples of arrays whose
       second field holds the targets.
-    folder: where `state.msgpack` goes; made if absent.
+    folder: where `state/` goes, the newest two checkpoints; made if absent.
     export: `(params, step)`, called at each checkpoint, to write the weights.
     evaluate: `params -> text` for the log, called at each checkpoint.
     resume: go on from the checkpoint in `folder`.
@@ -78,13 +77,11 @@ def fit(
     The final state.
 
   Raises:
-    ValueError: `resume` without a checkpoint.
+    ValueError: `resume` without a checkpoint, or a folder that has one without it.
   """
   folder.mkdir(parents=True, exist_ok=True)
   optimizer = make_optimizer(config)
   state = TrainState(params, optimizer.init(params), 0)
-  if resume:
-    state = load_state(folder, state)
 
   @jax.jit
   def update(params, opt_state, batch):
@@ -92,11 +89,11 @@ def fit(
     updates, opt_state = optimizer.update(gradients, opt_state, params)
     return optax.apply_updates(params, updates), opt_state, loss
 
-  params, opt_state, step = state
   saved_at = logged_at = time.monotonic()
   losses: list[jax.Array] = []
   tokens = 0
-  with _progress() as progress:
+  with AsyncSaver(folder / 'state', keep=2) as saver, _progress() as progress:
+    params, opt_state, step = _begin(saver, state, folder, resume)
     task = progress.add_task('train', total=config.total_steps, completed=step)
     for batch in itertools.islice(batches(step), max(0, config.total_steps - step)):
       params, opt_state, loss = update(params, opt_state, batch)
@@ -117,25 +114,25 @@ def fit(
         )
         losses, tokens, logged_at = [], 0, now
       if last or time.monotonic() - saved_at > config.checkpoint_seconds:
-        save_state(folder, TrainState(params, opt_state, step))
+        saver.save(step, (params, opt_state, step))  # written while the next steps run
         export(params, step)
         progress.console.print(f'step {step} saved. {evaluate(params)}', soft_wrap=True)
         saved_at = time.monotonic()
   return TrainState(params, opt_state, step)
 
 
-def save_state(folder: Path, state: TrainState) -> None:
-  """Writes `state.msgpack`, all of it or nothing."""
-  data = flax.serialization.to_bytes(tuple(state))
-  store.write_atomically(folder / 'state.msgpack', data)
-
-
-def load_state(folder: Path, template: TrainState) -> TrainState:
-  """Reads what `save_state` wrote, in the shape of `template`."""
-  path = folder / 'state.msgpack'
-  if not path.is_file():
-    raise ValueError(f'resume: no checkpoint {path}; start without --resume')
-  return TrainState(*flax.serialization.from_bytes(tuple(template), path.read_bytes()))
+def _begin(
+  saver: AsyncSaver, state: TrainState, folder: Path, resume: bool
+) -> TrainState:
+  """The state to go on from; a run is neither lost nor overwritten by mistake."""
+  if resume and saver.latest_step is None:
+    raise ValueError(f'resume: no checkpoint in {folder}; start without --resume')
+  if not resume and saver.latest_step is not None:
+    raise ValueError(
+      f'folder: {folder} has a checkpoint of step {saver.latest_step}; go on from it '
+      'with --resume, or name another folder'
+    )
+  return TrainState(*saver.restore(tuple(state))) if resume else state
 
 
 def _progress() -> rich.progress.Progress:

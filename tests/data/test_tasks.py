@@ -56,9 +56,12 @@ def test_split_names(no_seqio):
   [
     (
       {'name': 'endd'},
-      r"task: 'endd' is unknown; did you mean ende\? Known are ende, ",
+      r"task: 'endd' is unknown; did you mean ende\? \(others are SeqIO",
     ),
-    ({'name': 'endd'}, 'wmt_t2t_ende_v003, cnn_dailymail_v002, and the SeqIO tasks'),
+    (
+      {'name': '?'},
+      'choose from cnn_dailymail_v002, ende, fix, summ, wmt_t2t_ende_v003',
+    ),
     ({'name': 'ende', 'split': 'tset'}, "split: 'tset' is none of train, valid, test"),
     ({'name': 'ende', 'num_examples': 0}, 'num_examples: 0; give 1 or more'),
     ({'name': 'wmt_t2t_ende_v003'}, r"needs seqio; .*pip install 'specjax\[seqio\]'"),

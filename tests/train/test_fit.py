@@ -109,8 +109,16 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path):
 
 
 def test_resume_without_checkpoint(tmp_path):
-  with pytest.raises(ValueError, match=r'no checkpoint .*state\.msgpack'):
+  with pytest.raises(ValueError, match=r'no checkpoint in .*start without --resume'):
     _run(tmp_path / 'empty', resume=True)
+
+
+def test_a_run_is_not_overwritten(tmp_path):
+  state = _run(tmp_path)
+  with pytest.raises(ValueError, match='has a checkpoint of step 24; go on from it'):
+    _run(tmp_path)
+  finished = _run(tmp_path, resume=True)
+  jax.tree.map(np.testing.assert_array_equal, finished.params, state.params)
 
 
 def test_cross_entropy_ignores_padding_and_matches_the_definition():

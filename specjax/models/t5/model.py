@@ -58,17 +58,24 @@ def write_slots(slots: jax.Array, new_BHTK: jax.Array, start_B: jax.Array) -> ja
   return jax.vmap(write_row)(slots, new_BHTK.astype(slots.dtype), start_B)
 
 
-@functools.cache
-def t5_model(config: T5Config) -> types.Model:
-  """Returns the `Model` of a T5, the same object for the same configuration.
+def t5_model(config: T5Config, cache_dtype: str | None = None) -> types.Model:
+  """Returns the `Model` of a T5, the same object for the same arguments.
 
   Args:
     config: the T5's shape.
+    cache_dtype: of the keys and values that decoding keeps; None is that of the
+      activations. Attention computes in the wider of the two. In another dtype than
+      the activations', keys and values are rounded, and the law is that model's.
 
   Returns:
     `init` and `extend` over a `T5Cache`; `params` are those of
     `Transformer(config)`, under T5X's names.
   """
+  return _t5_model(config, cache_dtype or config.dtype)
+
+
+@functools.cache
+def _t5_model(config: T5Config, cache_dtype: str) -> types.Model:
   module = Transformer(config)
   # Linen types what `apply` returns as one of all that it could return.
   apply: Any = module.apply
@@ -76,10 +83,11 @@ def t5_model(config: T5Config) -> types.Model:
   def init(params: Any, inputs_BE: shapes.Tokens_BE, *, num_slots: int) -> T5Cache:
     with jax.named_scope('encode'):
       sources = apply({'params': params}, inputs_BE, method=module.encode_key_values)
+      sources = jax.tree.map(lambda leaf: leaf.astype(cache_dtype), sources)
     batch = inputs_BE.shape[0]
     rows = () if batch == 1 else (batch,)
     shape = (*rows, config.num_heads, num_slots, config.head_dim)
-    empty = KeyValue(jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype))
+    empty = KeyValue(jnp.zeros(shape, cache_dtype), jnp.zeros(shape, cache_dtype))
     slots = (empty,) * config.num_decoder_layers
     return T5Cache(sources, padding_bias(inputs_BE), slots)
 

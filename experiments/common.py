@@ -23,12 +23,10 @@ from specjax import config as config_lib
 from specjax import generation, load
 from specjax.command import session
 from specjax.config import RunConfig, SamplingConfig, SpeculationConfig
-from specjax.core import loop, rng, types, verify, warp
+from specjax.core import types, warp
 from specjax.data import corpus
 from specjax.data import text as text_lib
-from specjax.drafters import model_draft
-from specjax.drafters.table import unigram_model
-from specjax.eval import metrics, steps
+from specjax.eval import metrics
 from specjax.pair import EMBEDDED, Pair
 
 HERE = pathlib.Path(__file__).parent
@@ -57,7 +55,21 @@ def parser(name: str, description: str, **defaults: int) -> argparse.ArgumentPar
   )
   for option, default in defaults.items():
     result.add_argument(f'--{option}', type=int, default=default, metavar='INT')
+  result.add_argument(
+    '--quick',
+    action='store_true',
+    help='the smallest sizes, to see that it runs; the numbers mean nothing',
+  )
   return result
+
+
+def parse(
+  parser: argparse.ArgumentParser, argv: Sequence[str] | None, **quick: Any
+) -> argparse.Namespace:
+  """Parses; with --quick, `quick` are the defaults."""
+  if parser.parse_args(argv).quick:
+    parser.set_defaults(**quick)
+  return parser.parse_args(argv)
 
 
 def pair_parser(
@@ -82,23 +94,25 @@ class Subject(NamedTuple):
   sources: dict[str, list[list[int]]]
 
 
-def load_subject(name: str, count: int) -> Subject:
+def load_subject(name: str, count: int, *, draft: bool = False) -> Subject:
   """The pair of a configuration, with at most `count` sources of each task.
 
   Texts are the configuration's own, or else, for the embedded pair, drawn with seed
   0 from the test split of its corpus.
 
+  Args:
+    name: of the configuration.
+    count: most sources of a task.
+    draft: whether a draft model is needed.
+
   Raises:
-    ValueError: a configuration of another pair that names no texts.
+    ValueError: a configuration of another pair that names no texts; no draft model
+      where one is needed.
   """
   config = config_lib.load_config(name)
-  pair = load.load_pair(
-    config.pair.model,
-    draft=config.pair.draft_model,
-    dtype=config.pair.dtype,
-    table_text=config.pair.table_text,
-    vocabulary=config.pair.vocabulary,
-  )
+  pair = _load_pair(config.pair)
+  if draft and pair.draft is None:
+    raise ValueError(f'config: {name} has no draft model; name one')
   task, texts = session.read_task(config), session.read_texts(config)
   if task is not None:
     named = {config.io.task: list(task.sources)}
@@ -117,6 +131,17 @@ def load_subject(name: str, count: int) -> Subject:
     for task, each in named.items()
   }
   return Subject(pair, config, sources)
+
+
+@functools.cache  # its functions are static arguments: once, and nothing compiles twice
+def _load_pair(config: config_lib.PairConfig) -> Pair:
+  return load.load_pair(
+    config.model,
+    draft=config.draft_model,
+    dtype=config.dtype,
+    table_text=config.table_text,
+    vocabulary=config.vocabulary,
+  )
 
 
 def corpus_texts(task: str) -> list[str]:
@@ -245,81 +270,14 @@ def measure_alpha(pair: Pair, text, draft: types.Model, draft_params: Any) -> fl
   return measured.mean
 
 
-def measure_steps(pair: Pair, run: Run, batch: int = 0, repeats: int = 3):
-  """`steps.measure_steps` of one of a run's batches."""
-  static = run.static
-  with pair.precision():
-    return steps.measure_steps(
-      run.params,
-      run.batches[batch].inputs_BE,
-      run.batches[batch].sampling,
-      target=static['target'],
-      drafter=static['drafter'],
-      verifier=static['verifier'],
-      warp=static['warp'],
-      max_len=static['max_len'],
-      repeats=repeats,
-    )
-
-
-@functools.cache
-def _coin_drafter(num_draft: int) -> types.Drafter:
-  return model_draft(unigram_model, _COIN_WARP, num_draft)
-
-
-_COIN_WARP = warp.make_warp()
-
-
-def measure_coins(
-  alpha: float, gamma: int, num_rows: int, num_tokens: int, seed: int = 0
-) -> tuple[float, float]:
-  """Tokens per target call of the shipped loop where alpha is known exactly.
-
-  p = (alpha, 2 - alpha) / 2 and q = (2 - alpha, alpha) / 2 after every prefix:
-  acceptances are independent and sum_x min(p, q) is alpha, as the theory assumes.
-  Rounds whose drafts the budget cuts short are left out.
-
-  Args:
-    alpha: in [0, 1].
-    gamma: >= 1.
-    num_rows: independent rows.
-    num_tokens: of each row.
-    seed: of the rows' keys.
-
-  Returns:
-    The mean, and its standard error.
-  """
-  p_V = np.array([alpha / 2, 1 - alpha / 2], np.float32)
-  with np.errstate(divide='ignore'):
-    logp_V = np.log(p_V)
-  params = types.Params(jnp.asarray(logp_V), jnp.asarray(logp_V[::-1]))
-  state = loop.decode(
-    params,
-    jnp.ones((num_rows, 1), jnp.int32),
-    rng.row_keys(seed, jnp.arange(num_rows)),
-    warp.make_sampling(num_rows, temperature=1.0),
-    target=unigram_model,
-    drafter=_coin_drafter(gamma),
-    verifier=verify.token_verifier,
-    warp=_COIN_WARP,
-    max_len=num_tokens + 1,
-    eos_id=-1,
-  )
-  round_BS = np.asarray(state.trace.round_BS)[:, 1:]
-  sizes = []
-  for round_S in round_BS:
-    _, starts, size = np.unique(round_S, return_index=True, return_counts=True)
-    sizes.append(size[starts + gamma + 1 <= num_tokens])
-  flat = np.concatenate(sizes)
-  return float(flat.mean()), float(flat.std() / math.sqrt(flat.size))
-
-
-def write_records(folder: pathlib.Path, records: Sequence[dict[str, Any]]) -> None:
-  """results.jsonl, whole or not at all."""
+def write_records(
+  folder: pathlib.Path, records: Sequence[dict[str, Any]], name: str = 'results'
+) -> None:
+  """NAME.jsonl, whole or not at all."""
   folder.mkdir(parents=True, exist_ok=True)
-  part = folder / 'results.jsonl.part'
+  part = folder / f'{name}.jsonl.part'
   part.write_text(''.join(json.dumps(each) + '\n' for each in records))
-  part.replace(folder / 'results.jsonl')
+  part.replace(folder / f'{name}.jsonl')
 
 
 def print_table(records: Sequence[dict[str, Any]], title: str = '') -> None:

@@ -73,9 +73,7 @@ def main(argv: list[str] | None = None) -> None:
   parser = common.pair_parser('compare_rules', __doc__, count=32, seeds=3)
   parser.add_argument('--gammas', type=int, nargs='+', default=GAMMAS, metavar='INT')
   options = parser.parse_args(argv)
-  subject = common.load_subject(options.config, options.count)
-  if subject.pair.draft is None:
-    raise ValueError(f'config: {options.config} has no draft model; name one')
+  subject = common.load_subject(options.config, options.count, draft=True)
   sources = [ids for each in subject.sources.values() for ids in each]
   records = measure(subject.pair, sources, options.seeds, options.gammas)
   common.write_records(options.output, records)

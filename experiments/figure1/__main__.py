@@ -102,9 +102,7 @@ def main(argv: list[str] | None = None) -> None:
   parser = common.pair_parser('figure1', __doc__, count=2, gamma=7)
   parser.add_argument('--temperature', type=float, default=0.0, metavar='FLOAT')
   options = parser.parse_args(argv)
-  subject = common.load_subject(options.config, options.count)
-  if subject.pair.draft is None:
-    raise ValueError(f'config: {options.config} has no draft model; name one')
+  subject = common.load_subject(options.config, options.count, draft=True)
   sources = [ids for each in subject.sources.values() for ids in each]
   records = measure(subject.pair, sources, options.temperature, options.gamma)
   common.write_records(options.output, records)

@@ -5,7 +5,7 @@ Lines are Eq. 1, points the shipped loop on pairs whose alpha is known exactly.
 
 import numpy as np
 
-from experiments import common
+from experiments import coins, common
 from specjax.eval import theory
 
 GAMMAS = (1, 3, 5, 7, 10)
@@ -17,7 +17,7 @@ def measure(num_rows: int, num_tokens: int, gammas=GAMMAS, alphas=ALPHAS) -> lis
   records = []
   for gamma in gammas:
     for alpha in alphas:
-      tokens, error = common.measure_coins(alpha, gamma, num_rows, num_tokens)
+      tokens, error = coins.measure_coins(alpha, gamma, num_rows, num_tokens)
       records.append(
         {
           'gamma': gamma,
@@ -61,7 +61,7 @@ def draw(records: list[dict], folder) -> None:
 
 def main(argv: list[str] | None = None) -> None:
   parser = common.parser('figure2', __doc__, rows=64, tokens=256)
-  options = parser.parse_args(argv)
+  options = common.parse(parser, argv, rows=8, tokens=64)
   records = measure(options.rows, options.tokens)
   common.write_records(options.output, records)
   draw(records, options.output)

@@ -57,7 +57,7 @@ def draw(folder) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-  options = common.parser('figure3', __doc__).parse_args(argv)
+  options = common.parse(common.parser('figure3', __doc__), argv)
   records = measure()
   common.write_records(options.output, records)
   draw(options.output)

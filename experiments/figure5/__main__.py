@@ -94,9 +94,7 @@ def draw(records: list[dict], folder) -> None:
 def main(argv: list[str] | None = None) -> None:
   parser = common.pair_parser('figure5', __doc__, count=8, repeats=3)
   options = parser.parse_args(argv)
-  subject = common.load_subject(options.config, options.count)
-  if subject.pair.draft is None:
-    raise ValueError(f'config: {options.config} has no draft model; name one')
+  subject = common.load_subject(options.config, options.count, draft=True)
   records = measure(subject, next(iter(subject.sources)), options.repeats)
   common.write_records(options.output, records)
   draw(records, options.output)

@@ -4,7 +4,7 @@ The paper's figure, the formula's, and that of the shipped loop on a pair whose 
 is known exactly, all with free drafts (c = c_hat = 0) and v = 1.
 """
 
-from experiments import common
+from experiments import coins, common
 from specjax.eval import theory
 
 # (alpha, gamma, operations, speed), as printed.
@@ -22,7 +22,7 @@ def measure(num_rows: int, num_tokens: int) -> list[dict]:
   """One record for each row of the table."""
   records = []
   for alpha, gamma, operations, speed in PAPER:
-    tokens, error = common.measure_coins(alpha, gamma, num_rows, num_tokens)
+    tokens, error = coins.measure_coins(alpha, gamma, num_rows, num_tokens)
     records.append(
       {
         'alpha': alpha,
@@ -41,7 +41,7 @@ def measure(num_rows: int, num_tokens: int) -> list[dict]:
 
 def main(argv: list[str] | None = None) -> None:
   parser = common.parser('table1', __doc__, rows=64, tokens=512)
-  options = parser.parse_args(argv)
+  options = common.parse(parser, argv, rows=8, tokens=64)
   records = measure(options.rows, options.tokens)
   common.write_records(options.output, records)
   common.print_table(records)

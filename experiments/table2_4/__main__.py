@@ -1,17 +1,23 @@
 """Tables 2 and 4: expected and measured speedups; `python -m experiments.table2_4`.
 
 For each task, temperature and gamma: alpha from the target's own text, c and v from
-steps timed alone, then what each refinement of the theory predicts and what is
-measured, everything in turns. Texts are decoded one at a time on the device; the
-host's work is left out.
+rounds of the loop, the speedup that they promise (EXP) and the measured one (EMP).
+What lies between is measured too: EMP = EXP x x_tokens x x_start x (1 + residual),
+
+  x_tokens  tokens per call over Eq. 1: acceptances are not independent, and the end
+            of a text cuts the last block
+  x_start   encoders, caches and the call, once a text, which no draft makes faster
+
+Texts are decoded one at a time, everything in turns; the host's work is left out.
 """
 
-from experiments import common
+from experiments import common, rounds
 from specjax.config import SamplingConfig, SpeculationConfig
-from specjax.eval import bench, theory
+from specjax.eval import theory
 
 GAMMAS = (2, 4, 8)
 TEMPERATURES = (0.0, 1.0)
+MOST_REPEATS_ALONE = 5
 # (task, draft, T, gamma, alpha, c, EXP, EMP) as printed for T5-XXL on one TPU v4.
 PAPER = (
   ('EnDe', 'small', 0, 7, 0.75, 0.02, 3.2, 3.4),
@@ -42,61 +48,83 @@ def paper_records() -> list[dict]:
 
 def measure(
   subject: common.Subject, gamma: int, temperature: float, repeats: int
-) -> list[dict]:
-  """One record for each task; all are padded alike, so that steps cost the same."""
+) -> tuple[list[dict], dict]:
+  """A record for each task, and one of the steps; everything is timed in turns."""
   pair = subject.pair
+  # All are padded alike, so that steps cost the same.
   bucket = max(common.bucket_of(pair, each) for each in subject.sources.values())
   sampling = SamplingConfig(temperature=temperature)
-  options = {
-    'plain': SpeculationConfig('none'),
+  methods = {
+    'none': SpeculationConfig('none'),
+    'ngram': SpeculationConfig('ngram', gamma),
     'draft': SpeculationConfig('draft_model', gamma),
   }
+
+  def prepare(sources, name):
+    return common.prepare(pair, sources, sampling, methods[name], 1, bucket)
+
+  first = next(iter(subject.sources.values()))
+  stretched = {name: prepare(first[:1], name) for name in methods}
   runs = {
-    (task, name): common.prepare(pair, sources, sampling, each, 1, bucket)
+    (task, name): prepare(sources, name)
     for task, sources in subject.sources.items()
-    for name, each in options.items()
+    for name in ('none', 'draft')
   }
-  times, _ = bench.interleave({key: run.run for key, run in runs.items()}, repeats)
-  first = next(iter(subject.sources))
-  steps = common.measure_steps(pair, runs[first, 'draft'], repeats=repeats)
+  costs, times = rounds.measure(
+    pair, stretched, repeats, others={key: run.run for key, run in runs.items()}
+  )
+  c, v = rounds.c_of(costs, 'draft', gamma), rounds.v_of(costs)
   records = []
   for task, sources in subject.sources.items():
-    plain, draft = (runs[task, name].generations(pair) for name in options)
+    plain, draft = (runs[task, name].generations(pair) for name in ('none', 'draft'))
     text = common.prefixes(pair, sources, plain, sampling)
     alpha = common.measure_alpha(pair, text, pair.draft, pair.params.draft)
-    num_plain, num_draft = (sum(len(e.ids) for e in each) for each in (plain, draft))
-    calls = sum(each.num_target_calls for each in draft)
-    tokens = num_draft / calls
-    # Whole texts, encoders included. Sampled texts differ in length, so that times
-    # are per token.
-    encode = len(sources) * steps.target_encode.median
-    encode_both = encode + len(sources) * steps.draft_encode.median
-    plain_time = (encode + num_plain * steps.target_step.median) / num_plain
-    draft_time = (encode_both + calls * steps.round.median) / num_draft
-    whole = plain_time / draft_time
-    ratio = bench.ratio(times[task, 'plain'], times[task, 'draft'])
-    measured = ratio.median * num_draft / num_plain
+    counts = common.counts(draft)
+    tokens, error = common.tokens_per_call(draft)
+    # Sampled texts differ in length, so that times are per token.
+    num_plain = sum(len(each.ids) for each in plain)
+    longer = counts.num_emitted_tokens / num_plain
+    whole = rounds.ratio(
+      costs['none'].predict(len(sources), num_plain),
+      costs['draft'].predict(len(sources), counts.num_target_calls),
+    )
+    speedup = rounds.ratio(times[task, 'none'], times[task, 'draft'])
+    residual = rounds.ratio(speedup, whole)
+    predicted = theory.speedup(alpha, gamma, c, v)
+    rate = tokens / theory.expected_tokens(alpha, gamma)
     records.append(
       {
         'task': task,
         'T': temperature,
         'gamma': gamma,
         'alpha': round(alpha, 3),
-        'c': round(steps.c, 3),
-        'v': round(steps.v, 2),
-        'excess': round(steps.excess, 2),
-        'tokens_eq1': round(theory.expected_tokens(alpha, gamma), 2),
+        'c': round(c, 3),
+        'v': round(v, 2),
+        'EXP_paper': round(theory.speedup(alpha, gamma, c), 2),
+        'EXP': round(predicted, 2),
         'tokens': round(tokens, 2),
-        'S_3.8': round(theory.speedup(alpha, gamma, steps.c), 2),
-        'S_v': round(theory.speedup(alpha, gamma, steps.c, steps.v), 2),
-        'S_tokens': round(theory.speedup_of(tokens, gamma, steps.c, steps.v), 2),
-        'S_whole': round(whole, 2),
-        'S_measured': round(measured, 2),
-        'spread': round((ratio.high - ratio.low) / ratio.median, 2),
-        'residual': round(measured / whole - 1, 3),
+        'standard_error': round(error, 2),
+        'x_tokens': round(rate, 2),
+        'x_start': round(whole.median * longer / (predicted * rate), 2),
+        'predicted': round(whole.median * longer, 2),
+        'EMP': round(speedup.median * longer, 2),
+        'EMP_low': round(speedup.low * longer, 2),
+        'EMP_high': round(speedup.high * longer, 2),
+        'residual': round(residual.median - 1, 3),
       }
     )
-  return records
+  in_rounds = {
+    'T': temperature,
+    'gamma': gamma,
+    'plain_ms': round(1e3 * costs['none'].round.median, 3),
+    'round_ms': round(1e3 * costs['draft'].round.median, 3),
+    'start_plain_ms': round(1e3 * costs['none'].start.median, 2),
+    'start_draft_ms': round(1e3 * costs['draft'].start.median, 2),
+    'c': round(c, 3),
+    'v': round(v, 2),
+  }
+  steps = rounds.alone(pair, stretched['draft'], min(repeats, MOST_REPEATS_ALONE))
+  return records, {**in_rounds, **steps}
 
 
 def draw(records: list[dict], folder) -> None:
@@ -109,13 +137,13 @@ def draw(records: list[dict], folder) -> None:
     for temperature, fill in ((0.0, style['color']), (1.0, 'white')):
       points = [e for e in records if e['task'] == task and e['T'] == temperature]
       axes.plot(
-        [each['S_whole'] for each in points],
-        [each['S_measured'] for each in points],
+        [each['predicted'] for each in points],
+        [each['EMP'] for each in points],
         **{**style, 'linestyle': ''},
         markerfacecolor=fill,
         label=f'{task}, T = {temperature:g}',
       )
-      top = max([top, *(max(e['S_whole'], e['S_measured']) for e in points)])
+      top = max([top, *(max(e['predicted'], e['EMP']) for e in points)])
   ends = [0, 1.15 * top]
   axes.plot(ends, ends, color='#606060', linewidth=1)
   axes.fill_between(
@@ -124,7 +152,7 @@ def draw(records: list[dict], folder) -> None:
   axes.set(
     xlim=ends,
     ylim=ends,
-    xlabel='predicted speedup (steps timed alone)',
+    xlabel='predicted: tokens per call, rounds, starts',
     ylabel='measured speedup',
   )
   axes.legend(loc='upper left', fontsize=8)
@@ -132,20 +160,22 @@ def draw(records: list[dict], folder) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-  parser = common.pair_parser('table2_4', __doc__, count=4, repeats=5)
+  parser = common.pair_parser('table2_4', __doc__, count=8, repeats=15)
   parser.add_argument('--gammas', type=int, nargs='+', default=GAMMAS, metavar='INT')
-  options = parser.parse_args(argv)
+  options = common.parse(parser, argv, count=1, repeats=1, gammas=(2,))
   common.print_table(paper_records(), 'The paper: T5-XXL, one TPU v4')
-  subject = common.load_subject(options.config, options.count)
-  if subject.pair.draft is None:
-    raise ValueError(f'config: {options.config} has no draft model; name one')
-  records = []
+  subject = common.load_subject(options.config, options.count, draft=True)
+  records, steps = [], []
   for gamma in options.gammas:
     for temperature in TEMPERATURES:
-      records += measure(subject, gamma, temperature, options.repeats)
+      found, step = measure(subject, gamma, temperature, options.repeats)
+      records += found
+      steps.append(step)
   common.write_records(options.output, records)
+  common.write_records(options.output, steps, 'steps')
   draw(records, options.output)
   common.print_table(records, 'Here')
+  common.print_table(steps, 'Steps')
 
 
 if __name__ == '__main__':

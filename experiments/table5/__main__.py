@@ -122,9 +122,7 @@ def main(argv: list[str] | None = None) -> None:
   for lenience in options.lossy_lenience:
     if not 0 < lenience <= 1:
       raise ValueError(f'lossy_lenience: {lenience:g}; give numbers in (0, 1]')
-  subject = common.load_subject(options.config, options.count)
-  if subject.pair.draft is None:
-    raise ValueError(f'config: {options.config} has no draft model; name one')
+  subject = common.load_subject(options.config, options.count, draft=True)
   records = []
   for task, sources in subject.sources.items():
     records += measure(subject.pair, task, sources, options.lossy_lenience)

@@ -139,6 +139,8 @@ def _load_pair(config: config_lib.PairConfig) -> Pair:
     config.model,
     draft=config.draft_model,
     dtype=config.dtype,
+    cache_dtype=config.cache_dtype,
+    target_weights=config.target_weights,
     table_text=config.table_text,
     vocabulary=config.vocabulary,
   )

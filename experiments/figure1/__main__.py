@@ -101,7 +101,7 @@ def draw(record: dict, folder) -> None:
 def main(argv: list[str] | None = None) -> None:
   parser = common.pair_parser('figure1', __doc__, count=2, gamma=7)
   parser.add_argument('--temperature', type=float, default=0.0, metavar='FLOAT')
-  options = parser.parse_args(argv)
+  options = common.parse(parser, argv, count=1, gamma=2)
   subject = common.load_subject(options.config, options.count, draft=True)
   sources = [ids for each in subject.sources.values() for ids in each]
   records = measure(subject.pair, sources, options.temperature, options.gamma)

@@ -1,10 +1,10 @@
 """Figure 5: a timeline of decoding one text; `python -m experiments.figure5`.
 
 What the loop did with one text, round by round, drawn with the time that each step
-takes alone: encoders run once, then drafts and verifications take turns.
+takes in the loop: encoders run once, then drafts and verifications take turns.
 """
 
-from experiments import common
+from experiments import common, rounds
 from specjax.config import SamplingConfig, SpeculationConfig
 
 GAMMAS = (7, 3, 0)
@@ -17,32 +17,33 @@ LOOKS = {
 }
 
 
-def measure(subject: common.Subject, task: str, repeats: int) -> list[dict]:
+def measure(subject: common.Subject, task: str, repeats: int, clock: str) -> list[dict]:
   """One record for each gamma: the steps of one text, (kind, milliseconds)."""
   pair = subject.pair
   sources = [max(subject.sources[task], key=len)]
-  runs, steps = {}, {}
-  for gamma in GAMMAS:
-    speculation = SpeculationConfig('draft_model' if gamma else 'none', gamma or 1)
-    runs[gamma] = common.prepare(pair, sources, SamplingConfig(), speculation, 1)
-    if gamma:
-      steps[gamma] = common.measure_steps(pair, runs[gamma], repeats=repeats)
 
-  def least(name: str) -> float:
-    # What does not depend on gamma is timed with each; other work only adds to it.
-    return 1e3 * min(getattr(each, name).median for each in steps.values())
+  def prepare(method: str, gamma: int) -> common.Run:
+    speculation = SpeculationConfig(method, gamma or 1)
+    return common.prepare(pair, sources, SamplingConfig(), speculation, 1)
 
+  runs = {gamma: prepare('draft_model' if gamma else 'none', gamma) for gamma in GAMMAS}
+  lookups = {(gamma, 'verify'): prepare('ngram', gamma) for gamma in GAMMAS if gamma}
+  others = {gamma: run.run for gamma, run in runs.items()}
+  costs, times = rounds.measure(
+    pair, {**runs, **lookups}, repeats, others=others, clock=clock
+  )
   records = []
   for gamma in GAMMAS:
     (output,) = runs[gamma].generations(pair)
-    spans = [('target encoder', least('target_encode'))]
-    target = least('target_step')
+    encoder = costs[0].start.median
+    spans = [('target encoder', encoder)]
+    target = costs[0].round.median
     if gamma:
-      spans.append(('draft encoder', least('draft_encode')))
-      target = 1e3 * steps[gamma].verify_step.median
+      spans.append(('draft encoder', max(costs[gamma].start.median - encoder, 0.0)))
+      target = costs[gamma, 'verify'].round.median
     for _ in range(output.num_target_calls):
       if gamma:
-        draft = 1e3 * steps[gamma].proposal.median / gamma
+        draft = max(costs[gamma].round.median - target, 0.0) / gamma
         spans += [('draft step', draft)] * gamma
       spans.append(('target step', target))
     records.append(
@@ -52,8 +53,9 @@ def measure(subject: common.Subject, task: str, repeats: int) -> list[dict]:
         'tokens': len(output.ids),
         'target_calls': output.num_target_calls,
         'draft_steps': gamma * output.num_target_calls,
-        'total_ms': round(sum(time for _, time in spans), 2),
-        'spans': [(kind, round(time, 3)) for kind, time in spans],
+        'total_ms': round(1e3 * sum(seconds for _, seconds in spans), 2),
+        'measured_ms': round(1e3 * times[gamma].median, 2),
+        'spans': [(kind, round(1e3 * seconds, 3)) for kind, seconds in spans],
       }
     )
   return records
@@ -92,10 +94,11 @@ def draw(records: list[dict], folder) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-  parser = common.pair_parser('figure5', __doc__, count=8, repeats=3)
-  options = parser.parse_args(argv)
+  parser = rounds.parser('figure5', __doc__, count=8, repeats=15)
+  options = common.parse(parser, argv, count=1, repeats=1)
   subject = common.load_subject(options.config, options.count, draft=True)
-  records = measure(subject, next(iter(subject.sources)), options.repeats)
+  first = next(iter(subject.sources))
+  records = measure(subject, first, options.repeats, options.clock)
   common.write_records(options.output, records)
   draw(records, options.output)
   names = [name for name in records[0] if name != 'spans']

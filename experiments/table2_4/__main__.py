@@ -47,7 +47,7 @@ def paper_records() -> list[dict]:
 
 
 def measure(
-  subject: common.Subject, gamma: int, temperature: float, repeats: int
+  subject: common.Subject, gamma: int, temperature: float, repeats: int, clock: str
 ) -> tuple[list[dict], dict]:
   """A record for each task, and one of the steps; everything is timed in turns."""
   pair = subject.pair
@@ -70,28 +70,22 @@ def measure(
     for task, sources in subject.sources.items()
     for name in ('none', 'draft')
   }
-  costs, times = rounds.measure(
-    pair, stretched, repeats, others={key: run.run for key, run in runs.items()}
-  )
-  c, v = rounds.c_of(costs, 'draft', gamma), rounds.v_of(costs)
+  others = {key: run.run for key, run in runs.items()}
+  costs, times = rounds.measure(pair, stretched, repeats, others=others, clock=clock)
+  plain, ours = costs['none'], costs['draft']
+  c = rounds.c_of(plain, costs['ngram'], ours, gamma)
+  v = rounds.v_of(plain, costs['ngram'])
   records = []
   for task, sources in subject.sources.items():
-    plain, draft = (runs[task, name].generations(pair) for name in ('none', 'draft'))
-    text = common.prefixes(pair, sources, plain, sampling)
+    works = [rounds.work_of(pair, runs[task, name]) for name in ('none', 'draft')]
+    text = common.prefixes(pair, sources, works[0].outputs, sampling)
     alpha = common.measure_alpha(pair, text, pair.draft, pair.params.draft)
-    counts = common.counts(draft)
-    tokens, error = common.tokens_per_call(draft)
-    # Sampled texts differ in length, so that times are per token.
-    num_plain = sum(len(each.ids) for each in plain)
-    longer = counts.num_emitted_tokens / num_plain
-    whole = rounds.ratio(
-      costs['none'].predict(len(sources), num_plain),
-      costs['draft'].predict(len(sources), counts.num_target_calls),
-    )
-    speedup = rounds.ratio(times[task, 'none'], times[task, 'draft'])
-    residual = rounds.ratio(speedup, whole)
-    predicted = theory.speedup(alpha, gamma, c, v)
+    tokens, error = common.tokens_per_call(works[1].outputs)
+    whole = rounds.predict(plain, ours, *works)
+    empirical = rounds.speedup(times[task, 'none'], times[task, 'draft'], *works)
+    expected = theory.speedup(alpha, gamma, c, v)
     rate = tokens / theory.expected_tokens(alpha, gamma)
+    residual = rounds.ratio(empirical, whole)
     records.append(
       {
         'task': task,
@@ -100,31 +94,30 @@ def measure(
         'alpha': round(alpha, 3),
         'c': round(c, 3),
         'v': round(v, 2),
-        'EXP_paper': round(theory.speedup(alpha, gamma, c), 2),
-        'EXP': round(predicted, 2),
+        'EXP_v1': round(theory.speedup(alpha, gamma, c), 2),
+        'EXP': round(expected, 2),
         'tokens': round(tokens, 2),
         'standard_error': round(error, 2),
         'x_tokens': round(rate, 2),
-        'x_start': round(whole.median * longer / (predicted * rate), 2),
-        'predicted': round(whole.median * longer, 2),
-        'EMP': round(speedup.median * longer, 2),
-        'EMP_low': round(speedup.low * longer, 2),
-        'EMP_high': round(speedup.high * longer, 2),
+        'x_start': round(whole.median / (expected * rate), 2),
+        'predicted': round(whole.median, 2),
+        'EMP': round(empirical.median, 2),
+        'EMP_quartiles': [round(empirical.low, 2), round(empirical.high, 2)],
         'residual': round(residual.median - 1, 3),
       }
     )
   in_rounds = {
     'T': temperature,
     'gamma': gamma,
-    'plain_ms': round(1e3 * costs['none'].round.median, 3),
-    'round_ms': round(1e3 * costs['draft'].round.median, 3),
-    'start_plain_ms': round(1e3 * costs['none'].start.median, 2),
-    'start_draft_ms': round(1e3 * costs['draft'].start.median, 2),
+    'plain_ms': round(1e3 * plain.round.median, 3),
+    'round_ms': round(1e3 * ours.round.median, 3),
+    'start_plain_ms': round(1e3 * plain.start.median, 2),
+    'start_draft_ms': round(1e3 * ours.start.median, 2),
     'c': round(c, 3),
     'v': round(v, 2),
   }
-  steps = rounds.alone(pair, stretched['draft'], min(repeats, MOST_REPEATS_ALONE))
-  return records, {**in_rounds, **steps}
+  few = min(repeats, MOST_REPEATS_ALONE)
+  return records, {**in_rounds, **rounds.alone(pair, stretched['draft'], few, clock)}
 
 
 def draw(records: list[dict], folder) -> None:
@@ -160,7 +153,7 @@ def draw(records: list[dict], folder) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-  parser = common.pair_parser('table2_4', __doc__, count=8, repeats=15)
+  parser = rounds.parser('table2_4', __doc__, count=8, repeats=15)
   parser.add_argument('--gammas', type=int, nargs='+', default=GAMMAS, metavar='INT')
   options = common.parse(parser, argv, count=1, repeats=1, gammas=(2,))
   common.print_table(paper_records(), 'The paper: T5-XXL, one TPU v4')
@@ -168,7 +161,7 @@ def main(argv: list[str] | None = None) -> None:
   records, steps = [], []
   for gamma in options.gammas:
     for temperature in TEMPERATURES:
-      found, step = measure(subject, gamma, temperature, options.repeats)
+      found, step = measure(subject, gamma, temperature, options.repeats, options.clock)
       records += found
       steps.append(step)
   common.write_records(options.output, records)

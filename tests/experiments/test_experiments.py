@@ -24,8 +24,12 @@ def common():
   return importlib.import_module('experiments.common')
 
 
+def coins():
+  return importlib.import_module('experiments.coins')
+
+
 def test_table1_gives_the_paper_s_figures_to_the_digit(tmp_path):
-  records = run('table1', tmp_path, '--rows', '8', '--tokens', '64')
+  records = run('table1', tmp_path, '--quick')
   assert len(records) == 6
   for each in records:
     assert each['operations_formula'] == each['operations_paper']
@@ -48,7 +52,7 @@ def test_figure3_is_the_planning_table(tmp_path):
 
 def test_a_free_pair_of_known_alpha_is_exact_at_its_ends():
   for alpha, tokens in ((0.0, 1.0), (1.0, 3.0)):
-    assert common().measure_coins(alpha, 2, 2, 12) == (tokens, 0.0)
+    assert coins().measure_coins(alpha, 2, 2, 12) == (tokens, 0.0)
 
 
 def test_results_are_whole_or_not_there(tmp_path):
@@ -76,7 +80,7 @@ def assets():
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['figure2', 'figure4'])
 def test_pictures_of_theory(name, tmp_path):
-  records = run(name, tmp_path, '--rows', '8', '--tokens', '64')
+  records = run(name, tmp_path, '--quick')
   measured = 'tokens' if name == 'figure2' else 'speedup'
   for each in records:
     distance = abs(each[f'{measured}_measured'] - each[f'{measured}_formula'])

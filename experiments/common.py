@@ -289,7 +289,11 @@ def print_table(records: Sequence[dict[str, Any]], title: str = '') -> None:
     table.add_column(name, justify='right')
   for each in records:
     table.add_row(*('' if cell is None else str(cell) for cell in each.values()))
-  rich.console.Console().print(table)
+  console = rich.console.Console()
+  wide = console.options.update(width=1000)
+  # Whole, even where a file or a narrow terminal has fewer columns.
+  console.width = max(console.width, console.measure(table, options=wide).maximum)
+  console.print(table)
 
 
 def plots():

@@ -72,7 +72,7 @@ def draw(records: list[dict], folder) -> None:
 def main(argv: list[str] | None = None) -> None:
   parser = common.pair_parser('compare_rules', __doc__, count=32, seeds=3)
   parser.add_argument('--gammas', type=int, nargs='+', default=GAMMAS, metavar='INT')
-  options = common.parse(parser, argv, count=2, seeds=1, gammas=(2,))
+  options = common.parse(parser, argv, count=1, seeds=1, gammas=(2,))
   subject = common.load_subject(options.config, options.count, draft=True)
   sources = [ids for each in subject.sources.values() for ids in each]
   records = measure(subject.pair, sources, options.seeds, options.gammas)

@@ -7,7 +7,7 @@ takes in the loop: encoders run once, then drafts and verifications take turns.
 from experiments import common, rounds
 from specjax.config import SamplingConfig, SpeculationConfig
 
-GAMMAS = (7, 3, 0)
+GAMMAS = (7, 3)
 # Kind of step -> (colour, hatch): told apart in grey too.
 LOOKS = {
   'target encoder': ('#404040', ''),
@@ -17,23 +17,25 @@ LOOKS = {
 }
 
 
-def measure(subject: common.Subject, task: str, repeats: int, clock: str) -> list[dict]:
+def measure(
+  subject: common.Subject, task: str, gammas, repeats: int, clock: str
+) -> list[dict]:
   """One record for each gamma: the steps of one text, (kind, milliseconds)."""
-  pair = subject.pair
+  pair, gammas = subject.pair, (*gammas, 0)  # plain decoding last
   sources = [max(subject.sources[task], key=len)]
 
   def prepare(method: str, gamma: int) -> common.Run:
     speculation = SpeculationConfig(method, gamma or 1)
     return common.prepare(pair, sources, SamplingConfig(), speculation, 1)
 
-  runs = {gamma: prepare('draft_model' if gamma else 'none', gamma) for gamma in GAMMAS}
-  lookups = {(gamma, 'verify'): prepare('ngram', gamma) for gamma in GAMMAS if gamma}
+  runs = {gamma: prepare('draft_model' if gamma else 'none', gamma) for gamma in gammas}
+  lookups = {(gamma, 'verify'): prepare('ngram', gamma) for gamma in gammas if gamma}
   others = {gamma: run.run for gamma, run in runs.items()}
   costs, times = rounds.measure(
     pair, {**runs, **lookups}, repeats, others=others, clock=clock
   )
   records = []
-  for gamma in GAMMAS:
+  for gamma in gammas:
     (output,) = runs[gamma].generations(pair)
     encoder = costs[0].start.median
     spans = [('target encoder', encoder)]
@@ -95,10 +97,11 @@ def draw(records: list[dict], folder) -> None:
 
 def main(argv: list[str] | None = None) -> None:
   parser = rounds.parser('figure5', __doc__, count=8, repeats=15)
-  options = common.parse(parser, argv, count=1, repeats=1)
+  parser.add_argument('--gammas', type=int, nargs='+', default=GAMMAS, metavar='INT')
+  options = common.parse(parser, argv, count=1, repeats=1, gammas=(2,))
   subject = common.load_subject(options.config, options.count, draft=True)
   first = next(iter(subject.sources))
-  records = measure(subject, first, options.repeats, options.clock)
+  records = measure(subject, first, options.gammas, options.repeats, options.clock)
   common.write_records(options.output, records)
   draw(records, options.output)
   names = [name for name in records[0] if name != 'spans']

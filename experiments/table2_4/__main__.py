@@ -47,7 +47,12 @@ def paper_records() -> list[dict]:
 
 
 def measure(
-  subject: common.Subject, gamma: int, temperature: float, repeats: int, clock: str
+  subject: common.Subject,
+  gamma: int,
+  temperature: float,
+  repeats: int,
+  clock: str,
+  alone: bool,
 ) -> tuple[list[dict], dict]:
   """A record for each task, and one of the steps; everything is timed in turns."""
   pair = subject.pair
@@ -116,8 +121,10 @@ def measure(
     'c': round(c, 3),
     'v': round(v, 2),
   }
-  few = min(repeats, MOST_REPEATS_ALONE)
-  return records, {**in_rounds, **rounds.alone(pair, stretched['draft'], few, clock)}
+  if alone:
+    few = min(repeats, MOST_REPEATS_ALONE)
+    in_rounds |= rounds.alone(pair, stretched['draft'], few, clock)
+  return records, in_rounds
 
 
 def draw(records: list[dict], folder) -> None:
@@ -161,7 +168,9 @@ def main(argv: list[str] | None = None) -> None:
   records, steps = [], []
   for gamma in options.gammas:
     for temperature in TEMPERATURES:
-      found, step = measure(subject, gamma, temperature, options.repeats, options.clock)
+      found, step = measure(
+        subject, gamma, temperature, options.repeats, options.clock, not options.quick
+      )
       records += found
       steps.append(step)
   common.write_records(options.output, records)

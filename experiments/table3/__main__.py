@@ -80,7 +80,7 @@ def measure(subject: common.Subject) -> list[dict]:
 
 def main(argv: list[str] | None = None) -> None:
   parser = common.pair_parser('table3', __doc__, count=32)
-  options = common.parse(parser, argv, count=2)
+  options = common.parse(parser, argv, count=1)
   records = measure(common.load_subject(options.config, options.count))
   common.write_records(options.output, records)
   common.print_table(records)

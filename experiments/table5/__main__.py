@@ -19,7 +19,6 @@ from specjax.core import types, verify
 from specjax.core.warp import make_warp
 from specjax.eval import theory, variants
 
-GAMMA = 7
 # T5-small, EnDe, T = 1: lenience -> (alpha, speedup as printed), c = 0.015.
 PAPER = {1.0: (0.62, 2.5), 0.5: (0.71, 3.1), 0.3: (0.76, 3.6), 0.1: (0.84, 5.0)}
 PAPER_C = 0.015
@@ -50,8 +49,8 @@ def _laws(params, inputs_BE, tokens_BS, sampling, *, target, draft, warp):
   return law(target, params.target), law(draft, params.draft)
 
 
-def measure(pair, task, sources, leniences) -> list[dict]:
-  """One record for each lenience, at T = 1 and for the greedy rule."""
+def measure(pair, task, sources, leniences, gamma: int) -> list[dict]:
+  """One record for each lenience, at T = 1."""
   sampling = SamplingConfig(temperature=1.0)
   plain = common.prepare(pair, sources, sampling, SpeculationConfig('none'), 16)
   outputs = plain.generations(pair)
@@ -81,7 +80,7 @@ def measure(pair, task, sources, leniences) -> list[dict]:
       pair,
       sources,
       sampling,
-      SpeculationConfig('draft_model', GAMMA),
+      SpeculationConfig('draft_model', gamma),
       16,
       verifier=lossy_verifier(lenience),
     )
@@ -98,7 +97,7 @@ def measure(pair, task, sources, leniences) -> list[dict]:
         'law': 'exact' if lenience == 1.0 else 'LOSSY',
         'alpha': round(alpha, 3),
         'tv_from_target': round(distance, 3),
-        'tokens_eq1': round(theory.expected_tokens(min(alpha, 1.0), GAMMA), 2),
+        'tokens_eq1': round(theory.expected_tokens(min(alpha, 1.0), gamma), 2),
         'tokens': round(tokens, 2),
         'standard_error': round(error, 2),
         'alpha_paper': alpha_paper,
@@ -134,7 +133,7 @@ def draw(records: list[dict], folder) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-  parser = common.pair_parser('table5', __doc__, count=16)
+  parser = common.pair_parser('table5', __doc__, count=16, gamma=7)
   parser.add_argument(
     '--lossy_lenience',
     type=float,
@@ -143,14 +142,16 @@ def main(argv: list[str] | None = None) -> None:
     metavar='L',
     help='in (0, 1]; below 1 the output does not have the target law',
   )
-  options = common.parse(parser, argv, count=2, lossy_lenience=(1.0, 0.5))
+  options = common.parse(parser, argv, count=1, gamma=2, lossy_lenience=(1.0, 0.5))
   for lenience in options.lossy_lenience:
     if not 0 < lenience <= 1:
       raise ValueError(f'lossy_lenience: {lenience:g}; give numbers in (0, 1]')
   subject = common.load_subject(options.config, options.count, draft=True)
   records = []
   for task, sources in subject.sources.items():
-    records += measure(subject.pair, task, sources, options.lossy_lenience)
+    records += measure(
+      subject.pair, task, sources, options.lossy_lenience, options.gamma
+    )
   common.write_records(options.output, records)
   if min(options.lossy_lenience) < 1:
     draw(records, options.output)

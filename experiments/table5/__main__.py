@@ -21,7 +21,7 @@ from specjax.eval import theory, variants
 
 # T5-small, EnDe, T = 1: lenience -> (alpha, speedup as printed), c = 0.015.
 PAPER = {1.0: (0.62, 2.5), 0.5: (0.71, 3.1), 0.3: (0.76, 3.6), 0.1: (0.84, 5.0)}
-PAPER_C = 0.015
+PAPER_C, PAPER_TASK = 0.015, 'ende'
 
 
 @functools.cache
@@ -85,7 +85,8 @@ def measure(pair, task, sources, leniences, gamma: int) -> list[dict]:
       verifier=lossy_verifier(lenience),
     )
     tokens, error = common.tokens_per_call(lenient.generations(pair))
-    alpha_paper, speed_paper = PAPER.get(lenience, (None, None))
+    paper = PAPER if task == PAPER_TASK else {}
+    alpha_paper, speed_paper = paper.get(lenience, (None, None))
     formula = None
     if alpha_paper is not None:
       best = theory.optimal_gamma(alpha_paper, PAPER_C)

@@ -1,6 +1,7 @@
 """Measuring: what speculation promises, what it does, and why.
 
   theory    the paper's formulas: E[tokens], speedup, the best gamma
+  variants  lenience, beams, dependent acceptances, drafts of drafts
   metrics   counts from the loop's trace, alpha from the text, latencies
   steps     c, v and the loop's overhead, from the steps timed alone
   interleave  whole runs timed in turns, and the types of measurements

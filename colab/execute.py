@@ -8,9 +8,7 @@ the cell and its traceback. Needs the extra `colab` (and `aot` for tpu_aot).
 """
 
 import argparse
-import os
 import pathlib
-import sys
 import tempfile
 import time
 
@@ -59,10 +57,6 @@ def main() -> None:
   parser.add_argument('--store', action='store_true', help='keep the outputs')
   options = parser.parse_args()
   names = options.names or sorted(path.stem for path in HERE.glob('*.ipynb'))
-  # Cells that start with ! run the programs of this environment.
-  os.environ['PATH'] = os.pathsep.join(
-    [str(pathlib.Path(sys.executable).parent), os.environ['PATH']]
-  )
   if options.output is not None:
     options.output.mkdir(parents=True, exist_ok=True)
   for name in names:

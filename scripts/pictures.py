@@ -28,8 +28,8 @@ TRACED = (
   'ende: Click the icon to open the dialog.',
   'ende: Enter the radius of the circle that you want to use to round the corners.',
   'summ: Flips the selected object(s) horizontally from left to right. Choose Shape - '
-  'Flip - Horizontally (LibreOffice Draw). Choose Format - Image - Properties, and then '
-  'click the Image tab.',
+  'Flip - Horizontally (LibreOffice Draw). Choose Format - Image - Properties, and '
+  'then click the Image tab.',
   'fix: Selecct the formatting style for the separator line. If you do not want a '
   'separator line, choose "None".',
 )

@@ -38,7 +38,10 @@ def test_there_are_faults():
 # Each compiles a loop of its own; the third is left to the long run.
 @pytest.mark.parametrize(
   ('line', 'broken'),
-  [*FAULTS[:2], *(pytest.param(*fault, marks=pytest.mark.slow) for fault in FAULTS[2:])],
+  [
+    *FAULTS[:2],
+    *(pytest.param(*fault, marks=pytest.mark.slow) for fault in FAULTS[2:]),
+  ],
   ids=['law', 'count', 'keys'][: len(FAULTS)],
 )
 def test_a_fault_is_caught(line, broken):

@@ -31,7 +31,6 @@ def execute(notebook: nbformat.NotebookNode) -> None:
       notebook,
       timeout=TIMEOUT,
       kernel_name='python3',
-      record_timing=False,
       store_widget_state=False,
       resources={'metadata': {'path': folder}},
     ).execute()
@@ -44,6 +43,7 @@ def clean(notebook: nbformat.NotebookNode) -> None:
   }
   notebook.metadata.language_info = {'name': 'python'}
   for cell in notebook.cells:
+    cell.metadata.pop('execution', None)  # when it ran
     if cell.cell_type == 'code':
       cell.outputs = [
         output for output in cell.outputs if WIDGET not in output.get('data', {})

@@ -37,7 +37,10 @@ def execute(notebook: nbformat.NotebookNode) -> None:
 
 
 def clean(notebook: nbformat.NotebookNode) -> None:
-  """Drops what differs by machine, or shows nothing without a kernel: widgets."""
+  """Drops what is the machine's (times, versions, warnings), and widgets.
+
+  A widget shows nothing without a kernel.
+  """
   notebook.metadata = {
     key: notebook.metadata[key] for key in ('kernelspec', 'language_info', 'colab')
   }
@@ -46,7 +49,9 @@ def clean(notebook: nbformat.NotebookNode) -> None:
     cell.metadata.pop('execution', None)  # when it ran
     if cell.cell_type == 'code':
       cell.outputs = [
-        output for output in cell.outputs if WIDGET not in output.get('data', {})
+        output
+        for output in cell.outputs
+        if WIDGET not in output.get('data', {}) and output.get('name') != 'stderr'
       ]
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from experiments import common
 from specjax import generation
 from specjax.eval import steps
-from specjax.eval.bench import Clock, Samples, interleave, ratio
+from specjax.eval.interleave import Clock, Samples, interleave, ratio
 from specjax.pair import Pair
 
 CLOCKS: dict[str, Clock] = {'wall': time.perf_counter, 'cpu': time.process_time}

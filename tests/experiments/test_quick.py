@@ -8,6 +8,8 @@ import pytest
 from specjax.core.loop import Source
 from specjax.eval import theory
 
+pytestmark = pytest.mark.slow
+
 PNG = b'\x89PNG\r\n\x1a\n'
 
 

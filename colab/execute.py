@@ -16,7 +16,7 @@ import nbclient
 import nbformat
 
 HERE = pathlib.Path(__file__).resolve().parent
-TIMEOUT = 600  # seconds a cell
+TIMEOUT = 1800  # seconds a cell; a busy machine is slow
 WIDGET = 'application/vnd.jupyter.widget-view+json'
 
 

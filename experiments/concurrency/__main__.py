@@ -163,7 +163,7 @@ def main(argv: list[str] | None = None) -> None:
   parser = rounds.parser('concurrency', __doc__, gamma=4, repeats=9)
   parser.add_argument('--batches', type=int, nargs='+', default=BATCHES, metavar='INT')
   parser.add_argument('--task', help="texts of one task; default the pair's last")
-  options = common.parse(parser, argv, gamma=2, repeats=1, batches=(1, 2))
+  options = common.parse(parser, argv, gamma=2, repeats=1, batches=(1,))
   if min(options.batches) < 1:
     raise ValueError(f'batches: {min(options.batches)}; give 1 or more')
   subject = common.load_subject(options.config, max(options.batches))

@@ -121,7 +121,7 @@ def draw(records: list[dict], folder) -> None:
 
 def main(argv: list[str] | None = None) -> None:
   parser = rounds.parser(
-    'workloads', __doc__, count=16, batch_size=4, gamma=4, repeats=15
+    'workloads', __doc__, count=8, batch_size=4, gamma=4, repeats=7
   )
   options = common.parse(parser, argv, count=1, batch_size=1, gamma=2, repeats=1)
   subject = common.load_subject(options.config, options.count)

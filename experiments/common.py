@@ -285,10 +285,12 @@ def write_records(
 def print_table(records: Sequence[dict[str, Any]], title: str = '') -> None:
   """The records as a table, keys as columns."""
   table = rich.table.Table(title=title or None)
-  for name in records[0]:
+  names = dict.fromkeys(name for each in records for name in each)
+  for name in names:
     table.add_column(name, justify='right')
   for each in records:
-    table.add_row(*('' if cell is None else str(cell) for cell in each.values()))
+    cells = (each.get(name) for name in names)
+    table.add_row(*('' if cell is None else str(cell) for cell in cells))
   console = rich.console.Console()
   wide = console.options.update(width=1000)
   # Whole, even where a file or a narrow terminal has fewer columns.

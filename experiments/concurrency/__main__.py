@@ -16,7 +16,7 @@ from experiments import common, rounds
 from specjax.config import SamplingConfig, SpeculationConfig
 from specjax.eval import theory
 
-BATCHES = (1, 2, 4, 8, 16, 32, 64)
+BATCHES = (1, 4, 16, 64)
 BUDGETS = (4, 28)
 
 
@@ -160,10 +160,10 @@ def draw(records: list[dict], folder) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-  parser = rounds.parser('concurrency', __doc__, gamma=4, repeats=9)
+  parser = rounds.parser('concurrency', __doc__, gamma=4, repeats=5)
   parser.add_argument('--batches', type=int, nargs='+', default=BATCHES, metavar='INT')
   parser.add_argument('--task', help="texts of one task; default the pair's last")
-  options = common.parse(parser, argv, gamma=2, repeats=1, batches=(1, 2))
+  options = common.parse(parser, argv, gamma=2, repeats=1, batches=(1,))
   if min(options.batches) < 1:
     raise ValueError(f'batches: {min(options.batches)}; give 1 or more')
   subject = common.load_subject(options.config, max(options.batches))

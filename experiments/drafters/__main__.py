@@ -110,7 +110,7 @@ def draw(records: list[dict], folder) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-  parser = rounds.parser('drafters', __doc__, count=32, timed=8, gamma=4, repeats=15)
+  parser = rounds.parser('drafters', __doc__, count=32, timed=4, gamma=4, repeats=7)
   options = common.parse(parser, argv, count=1, timed=1, gamma=2, repeats=1)
   subject = common.load_subject(options.config, options.count)
   records = measure(

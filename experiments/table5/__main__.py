@@ -82,7 +82,7 @@ def measure(pair, task, sources, leniences, gamma: int) -> list[dict]:
       sampling,
       SpeculationConfig('draft_model', gamma),
       16,
-      verifier=lossy_verifier(lenience),
+      verifier=verify.token_verifier if lenience == 1 else lossy_verifier(lenience),
     )
     tokens, error = common.tokens_per_call(lenient.generations(pair))
     paper = PAPER if task == PAPER_TASK else {}

@@ -121,9 +121,9 @@ def draw(records: list[dict], folder) -> None:
 
 def main(argv: list[str] | None = None) -> None:
   parser = rounds.parser(
-    'workloads', __doc__, count=16, batch_size=4, gamma=4, repeats=15
+    'workloads', __doc__, count=8, batch_size=4, gamma=4, repeats=7
   )
-  options = common.parse(parser, argv, count=2, batch_size=2, gamma=2, repeats=1)
+  options = common.parse(parser, argv, count=1, batch_size=1, gamma=2, repeats=1)
   subject = common.load_subject(options.config, options.count)
   records = measure(
     subject, options.gamma, options.batch_size, options.repeats, options.clock

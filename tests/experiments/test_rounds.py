@@ -4,6 +4,7 @@ import importlib
 import types
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from specjax.core.warp import make_sampling
@@ -83,6 +84,31 @@ def test_predictions_are_per_token():
   assert predicted.values == (pytest.approx(15 / 10 / (28 / 20)),)
   times = rounds.Samples((3.0,)), rounds.Samples((4.0,))
   assert rounds.speedup(*times, plain_work, work).values == (1.5,)
+
+
+def test_rows_that_are_done_wait(monkeypatch):
+  rounds, common = module('rounds'), module('common')
+  calls = {0: 6, 1: 2, 2: 3}
+  rows = {
+    index: types.SimpleNamespace(index=index, ids=range(9), num_target_calls=number)
+    for index, number in calls.items()
+  }
+  monkeypatch.setattr(
+    rounds.generation,
+    'read_rows',
+    lambda state, indices, vocabulary: [rows[index] for index in indices],
+  )
+  # The second batch has one text and a row of padding.
+  batches = [
+    types.SimpleNamespace(indices=indices, inputs_BE=np.zeros((2, 4)))
+    for indices in ((1, 0), (2,))
+  ]
+  states = [types.SimpleNamespace(step=6), types.SimpleNamespace(step=3)]
+  run = common.Run(lambda: states, batches, None, {})
+  work = rounds.work_of(types.SimpleNamespace(vocabulary=None), run)
+  assert [each.index for each in work.outputs] == [0, 1, 2]
+  assert (work.num_batches, work.num_rounds, work.num_tokens) == (2, 9, 27)
+  assert work.live == 11 / 18
 
 
 @pytest.mark.parametrize(

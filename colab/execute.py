@@ -31,7 +31,7 @@ def execute(notebook: nbformat.NotebookNode) -> None:
       notebook,
       timeout=TIMEOUT,
       kernel_name='python3',
-      store_widget_state=False,
+      coalesce_streams=True,
       resources={'metadata': {'path': folder}},
     ).execute()
 
@@ -68,10 +68,12 @@ def main() -> None:
     path = HERE / f'{pathlib.Path(name).stem}.ipynb'
     notebook = nbformat.read(path, as_version=4)
     begin = time.perf_counter()
-    execute(notebook)
+    try:
+      execute(notebook)
+    finally:  # as far as it came
+      if options.output is not None:
+        nbformat.write(notebook, options.output / path.name)
     print(f'{path.stem}: {time.perf_counter() - begin:.0f} s', flush=True)
-    if options.output is not None:
-      nbformat.write(notebook, options.output / path.name)
     if options.store:
       clean(notebook)
       nbformat.write(notebook, path)

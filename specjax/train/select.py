@@ -203,8 +203,8 @@ def make_selection(
   def observe(params: Any, step: int) -> str:
     if step % measure_steps and step != total_steps:
       return ''
-    # A run that was interrupted measures some steps again, with the same result.
-    before = {at: score for at, score in scores() if at != step}
+    # What is left of later steps is of an interrupted run, which measures them anew.
+    before = {at: score for at, score in scores() if at < step}
     alphas = measure(params)
     score = promise(alphas['all'], c, v, max_gamma)
     record = {'step': step, **score._asdict(), 'alphas': dict(alphas)}

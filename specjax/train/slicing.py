@@ -80,7 +80,7 @@ def cut(
   for name in _SAME:
     if getattr(draft, name) != getattr(target, name):
       raise ValueError(
-        f"{name}: {getattr(draft, name)!r} of the draft, {getattr(target, name)!r} of "
+        f'{name}: {getattr(draft, name)!r} of the draft, {getattr(target, name)!r} of '
         "the target; a draft that starts from the target's weights has the target's"
       )
   for name in _WIDTHS:
@@ -100,7 +100,9 @@ def cut(
   for stack, asked in (('encoder', encoder_layers), ('decoder', decoder_layers)):
     depth = getattr(target, f'num_{stack}_layers')
     count = getattr(draft, f'num_{stack}_layers')
-    chosen = _check_layers(f'{stack}_layers', asked or spread(depth, count), depth, count)
+    chosen = _check_layers(
+      f'{stack}_layers', asked or spread(depth, count), depth, count
+    )
     new |= _cut_stack(old, stack, chosen, target, draft, kept_D)
   if not target.logits_via_embedding:
     head = 'decoder/logits_dense/kernel'
@@ -129,7 +131,9 @@ def _largest(weight_X: np.ndarray, count: int) -> np.ndarray:
 def _cut_stack(old, stack, layers, target, draft, kept_D) -> dict[str, np.ndarray]:
   grown = math.sqrt(target.emb_dim / draft.emb_dim)
   names = ('attention',) if stack == 'encoder' else ('self_attention',)
-  weights = [_head_weights(old, f'{stack}/layers_{i}/{names[0]}', target) for i in layers]
+  weights = [
+    _head_weights(old, f'{stack}/layers_{i}/{names[0]}', target) for i in layers
+  ]
   shared_H = _largest(np.sum(weights, axis=0), draft.num_heads)
   bias = f'{stack}/relpos_bias/rel_embedding'
   new = {bias: old[bias][shared_H]}

@@ -127,7 +127,7 @@ def make_sampler(
 
   def rows(sources_BE, seed, length):
     # Rows of padding, which fill up a batch, stop at once and are left out.
-    is_real_B = np.asarray(sources_BE).any(axis=1)
+    is_real_B = np.asarray(np.asarray(sources_BE).any(axis=1))
     num_rows = len(is_real_B)
     sampling = warps.make_sampling(
       num_rows,
@@ -137,7 +137,7 @@ def make_sampler(
     keys = rng.row_keys(seed, np.arange(num_rows))
     return jnp.asarray(is_real_B)[:, None], (jnp.asarray(sources_BE), keys, sampling)
 
-  static = {'warp': warp, 'eos_id': vocabulary.eos_id}
+  static: dict[str, Any] = {'warp': warp, 'eos_id': vocabulary.eos_id}
 
   def draw(params, sources_BE, seed, length):
     is_real_B1, args = rows(sources_BE, seed, length)

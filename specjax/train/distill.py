@@ -125,6 +125,7 @@ def learn(
   material: Material,
   folder: Path,
   *,
+  params: Any = None,
   measure: Callable[[Any], Mapping[str, float]] | None = None,
   resume: bool = False,
 ) -> TrainState:
@@ -138,6 +139,7 @@ def learn(
     recipe: what is learnt.
     material: from what.
     folder: made if absent.
+    params: to begin with; None: as `recipe.start` says.
     measure: from `make_measure`; None: made here.
     resume: go on from the checkpoint in `folder`.
   """
@@ -163,7 +165,7 @@ def learn(
   return fit(
     config.fit,
     texts.objective(recipe, config.model, material.vocabulary.size),
-    first_params(config, recipe, target),
+    first_params(config, recipe, target) if params is None else params,
     lambda step: texts.pair_batches(
       material.pairs,
       config.data.buckets,

@@ -58,7 +58,7 @@ def promise(alpha: float, c: float, v: float = 1.0, max_gamma: int = 16) -> Scor
 
   Example:
     >>> str(promise(0.75, 0.02))
-    'alpha 0.7500, S 3.204 at gamma 9 (c 0.020, v 1)'
+    'alpha 0.7500, S 3.199 at gamma 9 (c 0.020, v 1)'
   """
   gamma = theory.optimal_gamma(alpha, c, v, max_gamma)
   return Score(alpha, gamma, float(theory.speedup(alpha, gamma, c, v)), c, v)

@@ -41,7 +41,7 @@ def spread(num_layers: int, count: int) -> tuple[int, ...]:
 
   Example:
     >>> spread(24, 4), spread(6, 3), spread(6, 1)
-    ((0, 8, 15, 23), (0, 2, 5), (5,))
+    ((0, 8, 15, 23), (0, 3, 5), (5,))
   """
   if not 1 <= count <= num_layers:
     raise ValueError(

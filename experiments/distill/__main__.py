@@ -1,8 +1,9 @@
-"""Which divergence, on whose texts, trains a draft best? `python -m experiments.distill`.
+"""Which divergence, on whose texts, trains drafts? `python -m experiments.distill`.
 
 Two drafts of the embedded target learn for equally many steps from the same first
 weights, batches and schedule: 'cut', two encoder layers and one decoder layer of the
 target's own, and 'embedded', the embedded draft itself, which was distilled before.
+Runs that `results.jsonl` holds are not run again: remove it to measure anew.
 """
 
 import argparse
@@ -31,21 +32,22 @@ TASKS = ('ende', 'fix')
 LONGEST = 32  # ids of a source and of a target: one shape, compiled once
 BASELINE = ('cross_entropy', 'fixed')
 RUNS = {
-  'embedded': (BASELINE, ('forward_kl', 'target'), ('kl_then_tvd', 'target')),
   'cut': (
     BASELINE,
-    ('cross_entropy', 'target'),
     ('forward_kl', 'target'),
-    ('reverse_kl', 'target'),
-    ('jsd', 'target'),
-    ('tvd', 'target'),
     ('kl_then_tvd', 'target'),
+    ('tvd', 'target'),
+    ('jsd', 'target'),
+    ('reverse_kl', 'target'),
+    ('cross_entropy', 'target'),
     ('forward_kl', 'fixed'),
     ('forward_kl', 'draft'),
     ('forward_kl', 'mixed'),
     ('forward_kl', 'online'),
   ),
+  'embedded': (BASELINE, ('forward_kl', 'target'), ('kl_then_tvd', 'target')),
 }
+QUICK_RUNS = {'embedded': (BASELINE, ('forward_kl', 'draft'))}
 
 
 class Size(NamedTuple):
@@ -64,7 +66,7 @@ class Size(NamedTuple):
   rows: int
 
 
-FULL, QUICK = Size(200, 1600, 32, 8), Size(2, 8, 2, 4)
+FULL, QUICK = Size(100, 800, 32, 8), Size(2, 8, 2, 4)
 
 
 def short_pairs(vocabulary, split: str, count: int, seed: int = 0) -> list[corpus.Pair]:
@@ -122,10 +124,26 @@ def first(name: str, target: store.Checkpoint) -> tuple[DistillConfig, Recipe]:
   return DistillConfig(model, FitConfig(1, learning_rate=3e-3)), Recipe()
 
 
+def key(record: dict) -> tuple[str, str, str, int]:
+  """What tells runs apart."""
+  return tuple(record[name] for name in ('draft', 'divergence', 'data', 'steps'))
+
+
 def run_all(
-  size: Size, runs: dict[str, Sequence[tuple[str, str]]], folder: pathlib.Path
+  size: Size,
+  runs: dict[str, Sequence[tuple[str, str]]],
+  folder: pathlib.Path,
+  done: Sequence[dict] = (),
 ) -> Iterator[dict]:
-  """One record for each run."""
+  """One record for each run, but for those that were done before."""
+  seen = {key(record) for record in done}
+  runs = {
+    draft: [each for each in settings if (draft, *each, size.steps) not in seen]
+    for draft, settings in runs.items()
+  }
+  runs = {draft: settings for draft, settings in runs.items() if settings}
+  if not runs:
+    return
   by_texts = materials(size)
   target = by_texts['corpus'].target
   for draft, settings in runs.items():
@@ -267,24 +285,24 @@ def picture(records: Sequence[dict], path: pathlib.Path) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--quick', action='store_true', help='two steps: for tests')
-  parser.add_argument('--steps', type=int, help='of each run; default 200')
+  parser.add_argument('--steps', type=int, help='of each run; default 100')
   parser.add_argument('--output', type=pathlib.Path, default=HERE)
   options = parser.parse_args(argv)
   size, runs = (QUICK, QUICK_RUNS) if options.quick else (FULL, RUNS)
   if options.steps is not None:
     size = size._replace(steps=options.steps)
   options.output.mkdir(parents=True, exist_ok=True)
+  path = options.output / 'results.jsonl'
   records = []
+  if path.is_file() and not options.quick:
+    records = [json.loads(line) for line in path.read_text().splitlines()]
   with tempfile.TemporaryDirectory() as folder:
-    for record in run_all(size, runs, pathlib.Path(folder)):
+    for record in run_all(size, runs, pathlib.Path(folder), records):
       records.append(record)
-      lines = ''.join(json.dumps(each) + '\n' for each in records)
-      (options.output / 'results.jsonl').write_text(lines)
+      path.write_text(''.join(json.dumps(each) + '\n' for each in records))
+  records = [each for each in records if each['steps'] == size.steps]
   rich.console.Console(width=110).print(table(records))
   picture(records, options.output / 'alpha.png')
-
-
-QUICK_RUNS = {'embedded': (BASELINE, ('forward_kl', 'draft'))}
 
 
 if __name__ == '__main__':

@@ -38,7 +38,7 @@ from specjax.train.config import DistillConfig, load_config, run_command
 from specjax.train.fit import TrainState, fit
 from specjax.train.recipe import DATA, DIVERGENCES, Recipe
 from specjax.train.select import held_out, make_selection, measure_alpha
-from specjax.train.train import VOCABULARY_PATH, init_params
+from specjax.train.train import VOCABULARY_PATH, init_params, teacher_forcing
 
 
 class Material(NamedTuple):
@@ -142,9 +142,17 @@ def learn(
     params: to begin with; None: as `recipe.start` says.
     measure: from `make_measure`; None: made here.
     resume: go on from the checkpoint in `folder`.
+
+  Raises:
+    ValueError: widths of the logits differ, or see `fit`.
   """
   folder.mkdir(parents=True, exist_ok=True)
   target, total_steps = material.target, config.fit.total_steps
+  if config.model.vocab_size != target.config.vocab_size:
+    raise ValueError(
+      f'vocab_size: {config.model.vocab_size} of the draft, {target.config.vocab_size} '
+      "of the target; give the draft the target's, padding included"
+    )
   if measure is None:
     measure = make_measure(recipe, material, config.model, config.fit.seed)
 
@@ -164,7 +172,7 @@ def learn(
   )
   return fit(
     config.fit,
-    texts.objective(recipe, config.model, material.vocabulary.size),
+    texts.objective(recipe, teacher_forcing(config.model), material.vocabulary.size),
     first_params(config, recipe, target) if params is None else params,
     lambda step: texts.pair_batches(
       material.pairs,
@@ -179,9 +187,10 @@ def learn(
     ),
     prepare=texts.make_prepare(
       recipe,
-      target.config,
+      t5.t5_model(target.config),
       jax.device_put(target.params),
-      config.model,
+      t5.t5_model(config.model),
+      config.model.vocab_size,
       material.vocabulary,
       total_steps=total_steps,
       seed=config.fit.seed,

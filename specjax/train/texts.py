@@ -17,11 +17,10 @@ from specjax.core import autoregressive, loop, rng, types, verify
 from specjax.core import warp as warps
 from specjax.data import corpus, text
 from specjax.drafters import model_draft
-from specjax.models import t5
 from specjax.train import divergences, online
 from specjax.train.answers import Answer
 from specjax.train.recipe import Recipe
-from specjax.train.train import teacher_forcing
+from specjax.train.train import shift_right
 
 Prepare = Callable[[Any, int, corpus.Batch], 'LawBatch']
 
@@ -52,19 +51,19 @@ def log_law(logits_BTV: jax.Array, size: int, temperature: float) -> jax.Array:
 
 
 def objective(
-  recipe: Recipe, model: t5.T5Config, size: int
+  recipe: Recipe, logits: Callable[..., jax.Array], size: int
 ) -> Callable[[Any, LawBatch], jax.Array]:
   """The mean divergence of the draft's laws from the target's over real positions.
 
   Args:
     recipe: which divergence.
-    model: the draft's shape.
+    logits: the draft's, `(params, sources_BE, targets_BT) -> logits_BTV`, as of
+      `train.teacher_forcing`.
     size: of the vocabulary; ids from there on are padding.
 
   Returns:
     `(params, batch) -> loss`.
   """
-  logits = teacher_forcing(model)
 
   def loss(params: Any, batch: LawBatch) -> jax.Array:
     divergence = {
@@ -83,11 +82,14 @@ def objective(
   return loss
 
 
-@functools.partial(jax.jit, static_argnames=('config', 'size', 'temperature'))
-def score(params, sources_BE, targets_BT, *, config, size, temperature):
-  """float32 [B, T, V]; the target's log-laws at a text's prefixes, one wide pass."""
-  logits_BTV = teacher_forcing(config)(params, sources_BE, targets_BT)
-  return log_law(logits_BTV, size, temperature)
+@functools.partial(jax.jit, static_argnames=('model', 'size', 'temperature'))
+def score(params, sources_BE, targets_BT, *, model, size, temperature):
+  """float32 [B, T, V]; a model's log-laws at a text's prefixes, in one wide pass."""
+  num_rows, length = targets_BT.shape
+  cache = model.init(params, sources_BE, num_slots=length)
+  fed_BT = shift_right(targets_BT)
+  output, _ = model.extend(params, cache, fed_BT, jnp.zeros(num_rows, jnp.int32))
+  return log_law(output.logits_BTV, size, temperature)
 
 
 @functools.partial(jax.jit, static_argnames=('num_ids',))
@@ -112,18 +114,16 @@ class Sampler(NamedTuple):
 
 def make_sampler(
   recipe: Recipe,
-  target: t5.T5Config,
+  target: types.Model,
   target_params: Any,
-  draft: t5.T5Config,
+  draft: types.Model,
+  num_ids: int,
   vocabulary: text.Vocabulary,
 ) -> Sampler:
   """A `Sampler` over the compiled loop; see `Recipe` for temperature and gamma."""
   # A pad inside a text would be taken for the end of it.
   warp = warps.make_warp(vocabulary.size, vocabulary.eos_id, (text.PAD_ID,))
-  target_model, draft_model = t5.t5_model(target), t5.t5_model(draft)
-  drafter = online.recording(
-    model_draft(draft_model, warp, recipe.num_draft), target.vocab_size
-  )
+  drafter = online.recording(model_draft(draft, warp, recipe.num_draft), num_ids)
 
   def rows(sources_BE, seed, length):
     # Rows of padding, which fill up a batch, stop at once and are left out.
@@ -142,7 +142,7 @@ def make_sampler(
   def draw(params, sources_BE, seed, length):
     is_real_B1, args = rows(sources_BE, seed, length)
     state = autoregressive.decode(
-      types.Params(params), *args, target=draft_model, max_len=length + 1, **static
+      types.Params(params), *args, target=draft, max_len=length + 1, **static
     )
     return jnp.where(is_real_B1, state.tokens_BS[:, 1 : length + 1], text.PAD_ID)
 
@@ -151,7 +151,7 @@ def make_sampler(
     state = loop.decode(
       types.Params(target_params, params),
       *args,
-      target=target_model,
+      target=target,
       drafter=drafter,
       verifier=verify.token_verifier,
       max_len=length + 1,
@@ -166,9 +166,10 @@ def make_sampler(
 
 def make_prepare(
   recipe: Recipe,
-  target: t5.T5Config,
+  target: types.Model,
   target_params: Any,
-  draft: t5.T5Config,
+  draft: types.Model,
+  num_ids: int,
   vocabulary: text.Vocabulary,
   *,
   total_steps: int,
@@ -178,36 +179,29 @@ def make_prepare(
 
   Args:
     recipe: data, divergence, temperature.
-    target: the target's shape.
+    target: the target.
     target_params: its frozen parameters.
-    draft: the draft's shape, over the same logit width.
-    vocabulary: of both.
+    draft: the draft model.
+    num_ids: V, the width of both models' logits.
+    vocabulary: of both; ids from its size on are padding.
     total_steps: of the run.
     seed: of the samples; a step's depend on it, on the step and on the draft.
 
   Returns:
     `(draft params, step, batch) -> LawBatch`. The batch's targets are used by data
     'fixed', 'target' and 'mixed'; otherwise they say how long texts may be.
-
-  Raises:
-    ValueError: widths of the logits differ.
   """
-  if draft.vocab_size != target.vocab_size:
-    raise ValueError(
-      f'vocab_size: {draft.vocab_size} of the draft, {target.vocab_size} of the '
-      "target; give the draft the target's, padding included"
-    )
-  sampler = make_sampler(recipe, target, target_params, draft, vocabulary)
+  sampler = make_sampler(recipe, target, target_params, draft, num_ids, vocabulary)
   size = vocabulary.size
 
   def laws(sources_BE, targets_BT):
     if recipe.divergence == 'cross_entropy':
-      return point_masses(targets_BT, num_ids=target.vocab_size)
+      return point_masses(targets_BT, num_ids=num_ids)
     return score(
       target_params,
       sources_BE,
       targets_BT,
-      config=target,
+      model=target,
       size=size,
       temperature=recipe.temperature,
     )

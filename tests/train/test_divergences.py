@@ -1,5 +1,7 @@
 """Divergences: values and gradients in closed form, limits, and a mutant of each."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,23 +67,26 @@ def gradient(name, p, q):
   return q * (slope - (q * slope).sum())
 
 
-def loss_of(divergence, p):
-  def loss(z):
-    return divergence(jnp.log(jnp.asarray(p, jnp.float32)), jax.nn.log_softmax(z))
+@functools.cache
+def compiled(divergence):
+  def loss(z, p):
+    return divergence(jnp.log(p), jax.nn.log_softmax(z))
 
-  return loss
+  return jax.jit(jax.value_and_grad(loss))
 
 
 def both(divergence, p, z):
-  loss = loss_of(divergence, p)
-  return jax.jit(jax.value_and_grad(loss))(jnp.asarray(z, jnp.float32))
+  """Value, and gradient with respect to q's logits."""
+  return compiled(divergence)(jnp.asarray(z, jnp.float32), jnp.asarray(p, jnp.float32))
 
 
-@pytest.mark.parametrize('zeros', [False, True])
-@pytest.mark.parametrize('name', NAMED)
+@pytest.mark.parametrize(
+  ('name', 'zeros'),
+  # Reverse KL is infinite where p rules out an id of q: see below.
+  [(name, zeros) for name in NAMED for zeros in (False, True)
+   if not (zeros and name == 'reverse_kl')],
+)  # fmt: skip
 def test_value_and_gradient_in_closed_form(name, zeros):
-  if zeros and name == 'reverse_kl':
-    pytest.skip('infinite where p rules out an id of q: the next test')
   for seed in range(5):
     p, z = pair(seed, zeros)
     found, slope = both(NAMED[name], p, z)
@@ -122,9 +127,6 @@ def test_zero_with_zero_gradient_where_laws_are_equal_and_positive_elsewhere(nam
   equal, slope = both(NAMED[name], softmax(z), z)
   assert abs(float(equal)) < 2e-7
   np.testing.assert_allclose(slope, 0.0, atol=2e-7)
-  exactly = jax.nn.log_softmax(jnp.asarray(z, jnp.float32))
-  at_itself = jax.grad(lambda logq: NAMED[name](exactly, jax.nn.log_softmax(logq)))
-  np.testing.assert_allclose(at_itself(exactly), 0.0, atol=2e-7)
   apart, _ = both(NAMED[name], p, z)
   assert apart > 1e-2
 
@@ -161,8 +163,8 @@ def test_tvd_is_what_drafts_are_rejected_with():
 
 def test_tvd_has_no_gradient_where_laws_hardly_overlap_and_kl_has():
   """Why there is a warm start."""
-  p = np.array([1.0, 0.0, 0.0])
-  z = np.array([-20.0, 0.0, 0.0])
+  p = np.array([1.0, 0.0, 0.0, 0.0, 0.0])
+  z = np.array([-20.0, 0.0, 0.0, 0.0, 0.0])
   assert np.abs(both(divergences.tvd, p, z)[1]).max() < 1e-6
   assert np.abs(both(divergences.forward_kl, p, z)[1]).max() > 0.9
   ends = [np.asarray(both(divergences.kl_then_tvd(w), p, z)[1]) for w in (0.0, 1.0)]

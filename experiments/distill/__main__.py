@@ -46,8 +46,15 @@ RUNS = {
     ('forward_kl', 'online'),
   ),
   'embedded': (BASELINE, ('forward_kl', 'target'), ('kl_then_tvd', 'target')),
+  'cut, longer': (BASELINE, ('forward_kl', 'target')),
 }
+LONGER = 4
 QUICK_RUNS = {'embedded': (BASELINE, ('forward_kl', 'draft'))}
+
+
+def steps_of(draft: str, steps: int) -> int:
+  """Steps of a draft's runs."""
+  return LONGER * steps if draft.endswith('longer') else steps
 
 
 class Size(NamedTuple):
@@ -116,7 +123,7 @@ def materials(size: Size) -> dict[str, distill.Material]:
 
 def first(name: str, target: store.Checkpoint) -> tuple[DistillConfig, Recipe]:
   """Shape and beginning of a draft; steps and divergence are replaced later."""
-  if name == 'cut':
+  if name.startswith('cut'):
     model = dataclasses.replace(target.config, num_decoder_layers=1)
     return DistillConfig(model, FitConfig(1)), Recipe(start='target')
   model = store.load(ASSETS / 'draft.safetensors').config
@@ -138,7 +145,11 @@ def run_all(
   """One record for each run, but for those that were done before."""
   seen = {key(record) for record in done}
   runs = {
-    draft: [each for each in settings if (draft, *each, size.steps) not in seen]
+    draft: [
+      each
+      for each in settings
+      if (draft, *each, steps_of(draft, size.steps)) not in seen
+    ]
     for draft, settings in runs.items()
   }
   runs = {draft: settings for draft, settings in runs.items() if settings}
@@ -148,14 +159,15 @@ def run_all(
   target = by_texts['corpus'].target
   for draft, settings in runs.items():
     config, recipe = first(draft, target)
+    steps = steps_of(draft, size.steps)
     config = dataclasses.replace(
       config,
       fit=dataclasses.replace(
         config.fit,
-        total_steps=size.steps,
-        warmup_steps=size.steps // 10,
+        total_steps=steps,
+        warmup_steps=steps // 10,
         checkpoint_seconds=1e9,
-        log_steps=size.steps,
+        log_steps=steps,
       ),
       data=DataConfig(
         buckets=((LONGEST, LONGEST),), tokens_per_batch=2 * LONGEST * size.rows
@@ -173,7 +185,7 @@ def run_all(
         recipe,
         divergence=divergence,
         data=data,
-        measure_steps=max(1, size.steps // 4),
+        measure_steps=max(1, steps // 4),
       )
       began = time.monotonic()
       place = folder / f'{draft}_{divergence}_{data}'
@@ -187,7 +199,7 @@ def run_all(
         'draft': draft,
         'divergence': divergence,
         'data': data,
-        'steps': size.steps,
+        'steps': steps,
         'alpha': {'0': round(before['all'], 4)}
         | {str(each['step']): round(each['alpha'], 4) for each in scores},
         'alpha_by_task': {task: round(scores[-1]['alphas'][task], 4) for task in TASKS},
@@ -300,7 +312,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     for record in run_all(size, runs, pathlib.Path(folder), records):
       records.append(record)
       path.write_text(''.join(json.dumps(each) + '\n' for each in records))
-  records = [each for each in records if each['steps'] == size.steps]
+  records = [
+    each for each in records if each['steps'] == steps_of(each['draft'], size.steps)
+  ]
   rich.console.Console(width=110).print(table(records))
   picture(records, options.output / 'alpha.png')
 

@@ -86,7 +86,7 @@ def read_draft(path: str, target: T5Config) -> tuple[str, T5Config, float | None
       'give drafts of the same vocabulary'
     )
   alpha: Any = weights.notes.get('alpha')
-  name = '/'.join(Path(path).parts[-2:])
+  name = Path(path).resolve().parent.name  # distill names its files alike
   return name, dataclasses.replace(config, dtype=target.dtype), alpha
 
 

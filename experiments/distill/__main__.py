@@ -1,4 +1,4 @@
-"""Which divergence, on whose texts, trains drafts? `python -m experiments.distill`.
+"""What raises a draft's alpha, and by how much? `python -m experiments.distill`.
 
 Two drafts of the embedded target learn for equally many steps from the same first
 weights, batches and schedule: 'cut', two encoder layers and one decoder layer of the
@@ -247,6 +247,28 @@ def table(records: Sequence[dict]) -> rich.table.Table:
   return found
 
 
+def panels(records: Sequence[dict]) -> dict[str, list[dict]]:
+  """Which runs a picture's panels show, by title."""
+
+  def chosen(draft, condition):
+    return [
+      each
+      for each in records
+      if each['draft'] == draft
+      and ((each['divergence'], each['data']) == BASELINE or condition(each))
+    ]
+
+  return {
+    "divergences, on the target's texts": chosen(
+      'cut', lambda each: each['data'] == 'target'
+    ),
+    'whose texts, with forward KL': chosen(
+      'cut', lambda each: each['divergence'] == 'forward_kl'
+    ),
+    'from the embedded draft on': chosen('embedded', lambda each: True),
+  }
+
+
 def picture(records: Sequence[dict], path: pathlib.Path) -> None:
   """alpha by step: the divergences, the sources of texts, the embedded draft."""
   import matplotlib
@@ -254,22 +276,8 @@ def picture(records: Sequence[dict], path: pathlib.Path) -> None:
   matplotlib.use('agg')
   from matplotlib import pyplot
 
-  cut = [each for each in records if each['draft'] == 'cut']
-  panels = {
-    "divergences, on the target's texts": [
-      each for each in cut if each['data'] == 'target' or gain(each, records) == 0
-    ],
-    'whose texts, with forward KL': [
-      each
-      for each in cut
-      if each['divergence'] == 'forward_kl' or gain(each, records) == 0
-    ],
-    'from the embedded draft on': [
-      each for each in records if each['draft'] == 'embedded'
-    ],
-  }
   figure, axes = pyplot.subplots(1, 3, figsize=(13, 4), layout='constrained')
-  for axis, (title, shown) in zip(axes, panels.items(), strict=True):
+  for axis, (title, shown) in zip(axes, panels(records).items(), strict=True):
     axis.set(title=title, xlabel='step')
     if not shown:  # a quick run
       continue

@@ -188,10 +188,10 @@ def presets(target: T5Config) -> dict[str, T5Config]:
       mlp_dim=part(target.mlp_dim, 8),
     )
 
-  found = {
+  found = {  # of equal shapes, the first name counts
+    'shallow, wide': shape(1 / 4, 0),
     'half depth': shape(1 / 2, 1 / 2),
     'quarter depth': shape(1 / 4, 1 / 4),
-    'shallow, wide': shape(1 / 4, 0),
     'shallow, half width': shape(1 / 4, 0, 1 / 2),
     'shallow, quarter width': shape(1 / 4, 0, 1 / 4),
     'half depth, half width': shape(1 / 2, 1 / 2, 1 / 2),

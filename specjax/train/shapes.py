@@ -144,7 +144,7 @@ def main(
     candidates.append((name, other, found, measured is not None))
   rows = search(candidates, place, request, costs)
   console = Console()
-  console = Console(width=max(console.width, 120))
+  console = Console(width=max(console.width, 140))
   title = (
     f'{target if aot is None else aot} on {place.name}: '
     f'{_count(num_parameters(config))} parameters, {1000 * costs.plain:.3g} ms a step'

@@ -160,9 +160,10 @@ def test_the_table(monkeypatch, capsys, tmp_path):
     notes={'alpha': 0.77},
   )
   output = tmp_path / 'rows.jsonl'
+  weights = str(tmp_path / 'a_run' / 'best.safetensors')
   run(
-    monkeypatch, '--target', 'byt5_small', '--alpha', '0.5', '--draft',
-    str(tmp_path / 'a_run' / 'best.safetensors'), '--also', 'byt5_small', '--output', str(output),
+    monkeypatch, '--target', 'byt5_small', '--alpha', '0.5', '--draft', weights,
+    '--also', 'byt5_small', '--output', str(output),
   )  # fmt: skip
   page = capsys.readouterr().out
   rows = [json.loads(line) for line in output.read_text().splitlines()]

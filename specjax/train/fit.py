@@ -58,6 +58,8 @@ def fit(
   *,
   export: Callable[[Any, int], None],
   evaluate: Callable[[Any], str] = lambda params: '',
+  prepare: Callable[[Any, int, Any], Any] = lambda params, step, batch: batch,
+  observe: Callable[[Any, int], str] = lambda params, step: '',
   resume: bool = False,
 ) -> TrainState:
   """Minimises a loss, with checkpoints.
@@ -71,6 +73,9 @@ def fit(
     folder: where `state/` goes, the newest two checkpoints; made if absent.
     export: `(params, step)`, called at each checkpoint, to write the weights.
     evaluate: `params -> text` for the log, called at each checkpoint.
+    prepare: `(params, steps done, batch) -> batch`, what the loss is given: for
+      batches that depend on the parameters as they are.
+    observe: `(params, step) -> text` for the log or '', called after every step.
     resume: go on from the checkpoint in `folder`.
 
   Returns:
@@ -96,6 +101,7 @@ def fit(
     params, opt_state, step = _begin(saver, state, folder, resume)
     task = progress.add_task('train', total=config.total_steps, completed=step)
     for batch in itertools.islice(batches(step), max(0, config.total_steps - step)):
+      batch = prepare(params, step, batch)
       params, opt_state, loss = update(params, opt_state, batch)
       step += 1
       losses.append(loss)
@@ -113,6 +119,8 @@ def fit(
           soft_wrap=True,
         )
         losses, tokens, logged_at = [], 0, now
+      if seen := observe(params, step):
+        progress.console.print(seen, soft_wrap=True, highlight=False)
       if last or time.monotonic() - saved_at > config.checkpoint_seconds:
         saver.save(step, (params, opt_state, step))  # written while the next steps run
         export(params, step)

@@ -20,7 +20,7 @@ from specjax.core import rounds
 from specjax.core.types import DecodeState, Params
 from specjax.eval import tuning
 from specjax.eval.tuning import Choice, Costs
-from specjax.generation import Batch
+from specjax.generation import Batch, Chunk, Generation, read_rows, read_stream
 
 OnChoice = Callable[[Choice], None]
 
@@ -65,6 +65,11 @@ class AutoDecoder:
     on_choice: OnChoice | None = None,
     clock: Callable[[], float] = time.perf_counter,
   ):
+    if pair.mesh is not None:
+      raise ValueError(
+        f"num_speculative_tokens: 'auto' runs on one device, not on a mesh of "
+        f'{pair.mesh.size}; give an integer'
+      )
     self._pair, self._speculation = pair, speculation
     self._options = {'max_new_tokens': max_new_tokens, 'banned_ids': banned_ids}
     self._on_choice, self._clock = on_choice, clock
@@ -75,10 +80,40 @@ class AutoDecoder:
     self._state = tuning.initial(self.max_gamma)
     self._batches: dict[Any, int] = {}
 
-  def decode(self, batch: Batch) -> Segment:
-    """All rounds of a batch."""
-    (*_, last) = self.segments(batch)
-    return last
+  def read(self, batch: Batch) -> list[Generation]:
+    """The results of a batch."""
+    for segment in self.segments(batch):
+      last = segment
+    return self._results(last, batch)
+
+  def stream(self, batch: Batch) -> Iterator[Chunk]:
+    """A batch of one text, round by round."""
+    gammas: list[tuple[tuple[int, int], ...]] = []
+
+    def states() -> Iterator[DecodeState]:
+      for segment in self.segments(batch, most=1):
+        gammas.append(segment.gammas)
+        yield segment.state
+
+    (index,) = batch.indices
+    for chunk in read_stream(states(), index, self._pair.vocabulary):
+      if chunk.generation is not None:
+        generation = dataclasses.replace(chunk.generation, gammas=gammas[-1])
+        chunk = dataclasses.replace(chunk, generation=generation)
+      yield chunk
+
+  def _results(self, last: Segment, batch: Batch) -> list[Generation]:
+    return [
+      dataclasses.replace(
+        each,
+        gammas=tuple(
+          (first, gamma)
+          for first, gamma in last.gammas
+          if first <= each.num_target_calls
+        ),
+      )
+      for each in read_rows(last.state, batch.indices, self._pair.vocabulary)
+    ]
 
   def segments(self, batch: Batch, most: int = _ENDLESS) -> Iterator[Segment]:
     """Runs a batch to its end, `most` rounds at a time or fewer."""

@@ -344,17 +344,10 @@ class Pair:
     Args:
       text: a string with its task's prefix, or token ids.
       sampling: options.
-      num_draft: G >= 1, or 'auto'.
-      method: who drafts, as for `generate`.
-      rejection_sample_method: 'token' or 'block'.
-      prompt_lookup_max: longest n-gram of 'ngram'.
-      prompt_lookup_min: shortest.
-      coupling: 'none' or 'gumbel', as for `generate`.
-      max_draft: largest G of 'auto'.
-      on_choice: as for `generate`.
       truncate: cut a source longer than `max_source`.
       index: number of the text: with it, the stream equals `generate`'s result
         for the text of that number.
+      num_draft, and the others: as for `generate`.
 
     Returns:
       An iterator of `Chunk`s, one per call of the target.

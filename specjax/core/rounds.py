@@ -33,7 +33,7 @@ def run(
   state: DecodeState,
   row_key_B: shapes.RowKeys,
   sampling: Sampling,
-  num_rounds: int,
+  num_rounds: jax.typing.ArrayLike,
   *,
   target: Model,
   drafter: Drafter,

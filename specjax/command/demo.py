@@ -87,7 +87,11 @@ class Demonstration:
     self.config, self.pair = config, pair
     self.samples = read_samples(pair)
     self.sources = pair.encode([each.source for each in self.samples], truncate=True)
-    self.num_draft = config.speculation.num_speculative_tokens
+    if config.speculation.is_auto:
+      raise ValueError(
+        "num_speculative_tokens: 'auto' without texts; give --prompt, --input or --task"
+      )
+    self.num_draft = config.speculation.max_draft
     methods = METHODS if pair.draft is not None else METHODS[1:]
     self.programs = {name: self._program(name) for name in (*methods, 'none')}
     self.batches = self._batches()

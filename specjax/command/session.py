@@ -21,7 +21,7 @@ from specjax.config import RunConfig
 from specjax.core.loop import Source
 from specjax.data import tasks
 from specjax.data.text import Vocabulary, read_lines
-from specjax.eval import interleave, trace
+from specjax.eval import interleave, trace, tuning
 from specjax.generation import Generation
 from specjax.pair import Pair
 
@@ -59,6 +59,7 @@ def decoding_options(config: RunConfig, method: str | None = None) -> dict[str, 
     'prompt_lookup_max': speculation.prompt_lookup_max,
     'prompt_lookup_min': speculation.prompt_lookup_min,
     'coupling': speculation.coupling,
+    'max_draft': speculation.max_speculative_tokens,
     'batch_size': config.io.batch_size,
     # Evaluations cut long sources, as SeqIO does.
     'truncate': config.io.truncate or config.io.task is not None,
@@ -98,6 +99,7 @@ class Session:
     self.config, self.pair, self.texts, self.task = config, pair, texts, task
     self.console = Console(stderr=True, highlight=False, soft_wrap=True)
     self.results: dict[int, Generation] = {}
+    self.choices: list[tuning.Choice] = []
     self.sources = pair.encode(texts, truncate=decoding_options(config)['truncate'])
     self._batches = self._decode()
     self.writer = Writer(config.io.output, config) if config.io.output else None
@@ -125,7 +127,7 @@ class Session:
     return code
 
   def _decode(self) -> Iterator[list[Generation]]:
-    options = decoding_options(self.config)
+    options = {**decoding_options(self.config), 'on_choice': self.choices.append}
     if not self.config.io.stream:
       return self.pair.generate_batches(self.texts, **options)
     del options['batch_size']
@@ -154,7 +156,9 @@ class Session:
     seconds = time.perf_counter() - began
     scores, title = self._scores()
     if self.writer is not None:
-      self.writer.summary(**summary.as_dict(), seconds=seconds, **scores)
+      self.writer.summary(
+        **summary.as_dict(), seconds=seconds, **scores, **self._auto()
+      )
     drafts = self.config.speculation.method != 'none'
     acceptance = f'acceptance rate {summary.acceptance_rate:.2f}, ' * drafts
     self.console.print(
@@ -162,6 +166,19 @@ class Session:
       f'{summary.block_efficiency:.2f} per target call, {acceptance}{seconds:.1f} s '
       'with compilation'
     )
+    if self.choices:
+      self._print_choice()
+
+  def _auto(self) -> dict[str, Any]:
+    """The summary record's part about the last choice of gamma."""
+    return {'auto': self.choices[-1].to_dict()} if self.choices else {}
+
+  def _print_choice(self) -> None:
+    line = self.choices[-1].describe()
+    speculation, sampling = self.config.speculation, self.config.sampling
+    if sampling.temperature > 0 and speculation.coupling == 'none':
+      line += '; other choices draw other samples of the same law'
+    self.console.print(line)
 
   def _scores(self) -> tuple[dict[str, Any], str]:
     """The task's part of the summary record, and of the summary line."""

@@ -98,7 +98,8 @@ def make_measure(
   warp = warps.make_warp(vocabulary.size, vocabulary.eos_id)
   prompts = {
     task: held_out(
-      material.target,
+      target,
+      target_params,
       vocabulary,
       sources,
       temperature=recipe.temperature,

@@ -20,7 +20,6 @@ from specjax.core import autoregressive, rng, types
 from specjax.core import warp as warps
 from specjax.data import text
 from specjax.eval import metrics, theory
-from specjax.models import t5
 
 _LENGTHS = (32, 64, 128)
 _MAX_ROWS = 64
@@ -81,7 +80,8 @@ class HeldOut(NamedTuple):
 
 
 def held_out(
-  target: store.Checkpoint,
+  target: types.Model,
+  params: Any,
   vocabulary: text.Vocabulary,
   sources: Sequence[Sequence[int]],
   *,
@@ -93,6 +93,7 @@ def held_out(
 
   Args:
     target: whose law counts.
+    params: its parameters.
     vocabulary: of the pair.
     sources: ids with EOS.
     temperature: of the outputs, and of the alpha measured on them.
@@ -100,7 +101,6 @@ def held_out(
     max_new_tokens: longest output.
   """
   warp = warps.make_warp(vocabulary.size, vocabulary.eos_id)
-  params = types.Params(jax.device_put(target.params))
   lengths = [len(source) for source in sources]
   found = []
   for padded, rows in text.group_by_length(lengths, _MAX_ROWS, _LENGTHS):
@@ -113,11 +113,11 @@ def held_out(
       max_new_tokens=np.where(is_filler_B, 1, max_new_tokens),
     )
     state = autoregressive.decode(
-      params,
+      types.Params(params),
       inputs_BE,
       rng.row_keys(seed, np.resize(rows, num_rows)),
       sampling,
-      target=t5.t5_model(target.config),
+      target=target,
       warp=warp,
       max_len=max_new_tokens + 1,
       eos_id=vocabulary.eos_id,

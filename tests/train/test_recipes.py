@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specjax.checkpoints import store
-from specjax.core import autoregressive, loop, rng, types, verify
+from specjax.core import loop, rng, types, verify
 from specjax.core import warp as warps
 from specjax.data import corpus, text
 from specjax.drafters import model_draft
@@ -250,23 +250,34 @@ def logits_of(law):
   return jnp.log(jnp.tile(jnp.asarray(law, jnp.float32)[None], (5, 1)))
 
 
-def alphas_of_tables(params):
-  warp = warps.make_warp(4, None)
-  sampling = warps.make_sampling(8, temperature=1.0)
-  inputs_BE = jnp.ones((8, 2), jnp.int32)
-  state = autoregressive.decode(
-    types.Params(logits_of(P)),
-    inputs_BE,
-    rng.row_keys(0, np.arange(8)),
-    sampling,
-    target=SMALL,
-    warp=warp,
-    max_len=7,
-    eos_id=-1,
+@functools.cache
+def table_prompts():
+  vocabulary = VOCABULARY._replace(size=4, eos_id=3)
+  return select.held_out(
+    SMALL,
+    logits_of(P),
+    vocabulary,
+    [[2, 3]] * 9,
+    temperature=1.0,
+    seed=0,
+    max_new_tokens=6,
   )
-  prompt = select.HeldOut(inputs_BE, state.tokens_BS, state.length_B, sampling)
+
+
+def test_held_out_texts_are_the_targets_and_fillers_count_nothing():
+  (prompt,) = table_prompts()
+  assert prompt.inputs_BE.shape == (16, 32)
+  np.testing.assert_array_equal(prompt.length_B, [7] * 9 + [1] * 7)
+  tokens = np.asarray(prompt.tokens_BS)[:9, 1:7]
+  assert set(tokens.ravel().tolist()) == {0, 1}, 'what p allows'
+  assert len({tuple(row) for row in tokens.tolist()}) > 4, 'each row its own noise'
+
+
+def alphas_of_tables(params):
   both = types.Params(logits_of(P), params)
-  alpha = select.measure_alpha(both, [prompt], target=SMALL, draft=SMALL, warp=warp)
+  alpha = select.measure_alpha(
+    both, table_prompts(), target=SMALL, draft=SMALL, warp=warps.make_warp(4, 3)
+  )
   return {'all': alpha}
 
 
@@ -330,6 +341,7 @@ MATERIAL = distill.Material(
   [corpus.Pair([*row, 1], [*row, 1]) for row in SOURCES[[0, 2, 3, 4]].tolist()],
   {'ende': [[*row, 1] for row in SOURCES[[0, 2, 3]].tolist()]},
 )
+TEXTS = corpus.Batch(*(text.pad(each, 8) for each in zip(*MATERIAL.pairs, strict=True)))
 CONFIG = DistillConfig(
   dataclasses.replace(T5.config, num_decoder_layers=1),
   FitConfig(30, learning_rate=3e-2, warmup_steps=3, checkpoint_seconds=1e9),
@@ -338,22 +350,42 @@ CONFIG = DistillConfig(
 
 
 def test_a_draft_cut_from_its_target_learns(tmp_path, capsys):
+  """The objective on its own texts stands in for alpha, which has its tests above."""
   recipe = Recipe(
     divergence='forward_kl', data='target', start='target', measure_steps=15, c=0.1
   )
   params = distill.first_params(CONFIG, recipe, MATERIAL.target)
-  before = distill.make_measure(recipe, MATERIAL, CONFIG.model, 0)(params)['all']
-  distill.learn(CONFIG, recipe, MATERIAL, tmp_path)
-  scores = [
-    json.loads(line) for line in (tmp_path / 'scores.jsonl').read_text().splitlines()
-  ]
-  assert [each['step'] for each in scores] == [15, 30]
-  assert scores[-1]['alpha'] > before + 0.05
+  layer = params['decoder']['layers_0']['mlp']['wo']['kernel']
+  last = T5.params['decoder']['layers_1']['mlp']['wo']['kernel']
+  np.testing.assert_array_equal(layer, last)
+  seen = []
+
+  def measure(params):
+    seen.append(params)
+    return {'all': 0.5 + 0.1 * len(seen)}
+
+  state = distill.learn(CONFIG, recipe, MATERIAL, tmp_path, measure=measure)
+  lines = (tmp_path / 'scores.jsonl').read_text().splitlines()
+  scores = [json.loads(line) for line in lines]
+  assert [(each['step'], each['alpha']) for each in scores] == [(15, 0.6), (30, 0.7)]
   best = store.load(tmp_path / 'best.safetensors')
   assert best.config == CONFIG.model
   assert best.notes['speedup'] == max(each['speedup'] for each in scores)
   assert best.notes['recipe']['data'] == 'target'
-  assert 'alpha' in capsys.readouterr().out
+  # Both models over the texts: nearer to the target's laws than at the beginning.
+  sources_BE, targets_BT = (jnp.asarray(each) for each in TEXTS)
+  size = {'size': SIZE, 'temperature': 1.0}
+  laws = [
+    texts.score(each, sources_BE, targets_BT, model=t5.t5_model(config), **size)
+    for each, config in (
+      (T5.params, T5.config), (params, CONFIG.model), (state.params, CONFIG.model)
+    )
+  ]  # fmt: skip
+  before, after = (
+    float(divergences.forward_kl(laws[0], logq_BTV).mean()) for logq_BTV in laws[1:]
+  )
+  assert after < 0.7 * before
+  assert 'the best so far' in capsys.readouterr().out
 
 
 def test_cost_by_the_roofline_and_as_told():

@@ -1,6 +1,7 @@
 """A draft cut from its target: the same function where what is left out is nothing."""
 
 import dataclasses
+import functools
 
 import flax.traverse_util
 import jax
@@ -65,9 +66,14 @@ def only_kept(flat):
   return found
 
 
+@functools.cache
+def compiled(config):
+  return jax.jit(train.teacher_forcing(config))
+
+
 def logits(config, params):
   params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params)
-  return np.asarray(jax.jit(train.teacher_forcing(config))(params, SOURCES, TARGETS))
+  return np.asarray(compiled(config)(params, SOURCES, TARGETS))
 
 
 def nested(flat):

@@ -412,6 +412,7 @@ def test_the_public_names():
     specjax.nothing  # noqa: B018
 
 
+@pytest.mark.slow
 def test_shared_noise_gives_plain_decodings_samples():
   """At temperature 1, and drafts are accepted; noise of their own gives other texts."""
   embedded = load_pair()

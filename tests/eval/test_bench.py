@@ -54,6 +54,7 @@ def shown(result, width=88):
   return console.file.getvalue()
 
 
+@pytest.mark.slow
 def test_the_command_on_a_pair(tmp_path, monkeypatch, capsys):
   find_spec = importlib.util.find_spec
   missing = ('t5x', 'torch', 'transformers')

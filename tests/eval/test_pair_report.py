@@ -35,6 +35,7 @@ def models(tmp_path_factory):
   return pair_report.read_models(folder)
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_target_drafts_perfectly(models):
   vocabulary = models.vocabulary
   sources = [vocabulary.encode(line) for line in ('fix: one cell', 'ende: Page', 'x')]

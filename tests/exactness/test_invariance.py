@@ -99,6 +99,7 @@ def test_a_row_does_not_depend_on_the_number_of_devices(num_devices, whole):
   assert_same_rows(state, range(NUM_ROWS), whole)
 
 
+@pytest.mark.slow
 def test_the_loop_without_jit_gives_the_same(whole):
   rows = [8]  # no filters, whose bisection is slow step by step
   with jax.disable_jit():

@@ -28,6 +28,7 @@ def coins():
   return importlib.import_module('experiments.coins')
 
 
+@pytest.mark.slow
 def test_table1_gives_the_paper_s_figures_to_the_digit(tmp_path):
   records = run('table1', tmp_path, '--quick')
   assert len(records) == 6

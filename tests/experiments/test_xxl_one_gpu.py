@@ -12,6 +12,9 @@ TINY = ['--target', 'tiny', '--draft', 'tiny', '--gamma', '2']
 SIZE = pair.sizes('tiny', 'tiny', gamma=2)
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope='module')
 def path(tmp_path_factory):
   return tmp_path_factory.mktemp('results') / 'part.json'
@@ -132,7 +135,6 @@ def test_bad_arguments(tmp_path, capsys):
     command.main([*TINY[:4], '--gamma', '0', '--output', str(tmp_path)])
 
 
-@pytest.mark.slow
 def test_the_whole_command(tmp_path):
   output = ['--output', str(tmp_path), '--minutes', '10']
   workers = ['main', 'exactness', 'buffers_while', 'buffers_off']

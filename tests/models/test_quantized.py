@@ -113,6 +113,7 @@ def decode(model, params, drafter, draft_params=None):
   )
 
 
+@pytest.mark.slow
 def test_speculation_preserves_the_greedy_output_of_the_int8_target(
   tiny, model, params
 ):

@@ -113,6 +113,7 @@ def test_picture(tmp_path):
   assert (tmp_path / 'exactness.png').stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_run_end_to_end(tmp_path, monkeypatch, capsys):
   """All parts once, with two mutants of each kind of compilation."""
   chosen = ('accept always', 'same keys every round')

@@ -4,7 +4,8 @@
   .jsonl   {"source": ..., "target": ...} ('inputs', 'targets' are taken too)
   others   plain text, one document a line
 
-Empty lines are passed over. UTF-8, with or without a byte-order mark, LF or CRLF; `.gz` and `.xz` are unpacked.
+Empty lines are passed over. UTF-8, with or without a byte-order mark, LF or CRLF;
+`.gz` and `.xz` are unpacked.
 """
 
 import gzip

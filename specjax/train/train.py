@@ -199,7 +199,7 @@ def train(
       'data': dataclasses.asdict(config.data),
       'loss': dataclasses.asdict(config.loss),
       'optimizer': config.fit.optimizer,
-      'vocabulary': vocabulary_path,
+      'vocabulary_size': vocabulary.size,
       **notes,
     },
   )

@@ -71,7 +71,9 @@ def test_batches_go_on_from_any_step(tmp_path):
 
 
 def test_spans_are_masked_anew_in_every_epoch(tmp_path):
-  (tmp_path / 'a.txt').write_text('The quick brown fox jumps over a dog.\n' * 9)
+  (tmp_path / 'a.txt').write_text(
+    ''.join(f'The fox jumps {n:02}.\n' for n in range(20))
+  )
   source = _source(f'spans:{tmp_path}/a.txt')
   first, again, second = (source.examples(0, epoch) for epoch in (0, 0, 1))
   assert first == again != second

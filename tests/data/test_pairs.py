@@ -57,5 +57,5 @@ def test_damaged_files(tmp_path, name, data, message):
 
 
 def test_no_file(tmp_path):
-  with pytest.raises(ValueError, match='no file .*absent.tsv; check the path'):
+  with pytest.raises(ValueError, match=r'no file .*absent\.tsv; check the path'):
     pairs.read_pairs(tmp_path / 'absent.tsv')

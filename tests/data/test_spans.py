@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specjax.data import spans
-from specjax.testing import chi_square
+from specjax.testing.chi_square import chi_square
 
 NUM_IDS, EOS = 1000, 1
 
@@ -65,7 +65,7 @@ def test_an_epoch_has_every_token_once():
   )
   restored = [_restored(pair) for pair in found]
   assert [len(tokens) for tokens in restored] == [25] * 5 + [6]
-  joined = sum(restored, [])
+  joined = np.concatenate(restored).tolist()
   assert sorted(joined) == sorted(np.concatenate(documents).tolist())
 
 

@@ -236,7 +236,7 @@ def test_another_run_is_not_resumed(tmp_path):
   identity = {'seed': 0, 'data': {'buckets': ((8, 8),)}}
   _run(tmp_path, OFTEN, identity=identity)
   _run(tmp_path, OFTEN, resume=True, identity=identity)
-  with pytest.raises(ValueError, match='seed: 1 is not what the run in .* 0; resume'):
+  with pytest.raises(ValueError, match=r'seed: 1 is not what the run in .* 0; resume'):
     _run(tmp_path, OFTEN, resume=True, identity={**identity, 'seed': 1})
 
 

@@ -93,7 +93,7 @@ def fit(
   def step_fn(params, opt_state, batch):
     loss, gradients = _gradients(loss_fn, factor, config.accumulate, params, batch)
     updates, opt_state = optimizer.update(gradients, opt_state, params)
-    norm = optax.global_norm(gradients)
+    norm = optax.tree.norm(gradients)
     return optax.apply_updates(params, updates), opt_state, (loss, norm)
 
   update = jax.jit(step_fn, donate_argnums=(0, 1), out_shardings=out_shardings)

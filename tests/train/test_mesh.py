@@ -76,7 +76,7 @@ def test_a_mesh_trains_as_one_device(tmp_path, alone, data, model, accumulate):
     state.params,
     expected_state.params,
   )
-  moments = optax.tree_utils.tree_get(state.opt_state, 'mu')
+  moments = optax.tree.get(state.opt_state, 'mu')
   for tree in (state.params, moments):
     kernel = tree['encoder']['layers_0']['mlp']['wi_0']['kernel']
     assert kernel.sharding.shard_shape(kernel.shape) == (16, 32 // model)

@@ -81,8 +81,10 @@ def place(tmp_path, monkeypatch):
 def _start(folder, *arguments):
   # As users compile: the tests' own process leaves XLA's expensive passes out.
   return subprocess.Popen(
-    [sys.executable, '-m', 'specjax.train', '--config', 'config.py', '--folder', folder]
-    + list(arguments),
+    [
+      *(sys.executable, '-m', 'specjax.train', '--config', 'config.py'),
+      *('--folder', folder, *arguments),
+    ],
     env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)},
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
@@ -132,13 +134,13 @@ def _state(folder):
 
 
 def _config(**fields):
-  base = dict(
-    model=MODEL,
-    fit=FitConfig(total_steps=2, warmup_steps=0, log_steps=1),
-    data=DataConfig(
+  base = {
+    'model': MODEL,
+    'fit': FitConfig(total_steps=2, warmup_steps=0, log_steps=1),
+    'data': DataConfig(
       mixture=(('pairs.tsv', 1.0),), buckets=((24, 16),), vocabulary='bytes'
     ),
-  )
+  }
   return TrainConfig(**{**base, **fields})
 
 

@@ -263,10 +263,17 @@ class DistillConfig(TrainConfig):
 def load_config(path: str | Path, expected: type) -> Any:
   """The `CONFIG` of a configuration file.
 
+  Args:
+    path: a Python file, or the name of one that is shipped: 'pretrain_spans'.
+    expected: its type.
+
   Raises:
     ValueError: no such file, or its `CONFIG` is not an `expected`.
   """
   path = Path(path).expanduser()
+  shipped = Path(__file__).parents[1] / 'configs' / f'{path}.py'
+  if not path.is_file() and shipped.is_file():
+    path = shipped
   if not path.is_file():
     raise ValueError(f'config: no file {path}; configurations lie in configs/')
   spec = importlib.util.spec_from_file_location(path.stem, path)

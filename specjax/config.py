@@ -18,6 +18,7 @@ import tyro
 
 METHODS = ('draft_model', 'ngram', 'table', 'none')
 RULES = ('token', 'block')
+AUTO = 'auto'  # for num_speculative_tokens
 COUPLINGS = ('none', 'gumbel')
 DTYPES = ('float32', 'bfloat16')
 CACHE_DTYPES = ('dtype', *DTYPES)
@@ -120,10 +121,12 @@ class SpeculationConfig:
   method: Literal['draft_model', 'ngram', 'table', 'none'] = 'draft_model'
   """A smaller model, prompt lookup in source and output, bigrams, or no draft."""
   num_speculative_tokens: Annotated[
-    int,
-    _alias('INT', '--gamma', '--num_assistant_tokens', '--prompt_lookup_num_tokens'),
+    int | Literal['auto'],
+    _alias(
+      'INT|auto', '--gamma', '--num_assistant_tokens', '--prompt_lookup_num_tokens'
+    ),
   ] = 4
-  """Tokens drafted per call of the target."""
+  """Tokens drafted per call of the target; auto: chosen while decoding, 0 too."""
   rejection_sample_method: Literal['token', 'block'] = 'token'
   """token (Leviathan et al. 2023) or block (Sun et al. 2024); both are exact."""
   prompt_lookup_max: Annotated[int, _alias('INT', '--max_matching_ngram_size')] = 3
@@ -132,23 +135,37 @@ class SpeculationConfig:
   """Shortest n-gram that prompt lookup matches."""
   coupling: Literal['none', 'gumbel'] = 'none'
   """gumbel: noise shared by slot; sampled text equals plain decoding's (debugging)."""
+  max_speculative_tokens: Annotated[int, _alias('INT')] = 8
+  """With auto: most tokens drafted per call."""
 
   def __post_init__(self):
     check_choice('method', self.method, METHODS)
     check_choice('coupling', self.coupling, COUPLINGS)
     check_choice('rejection_sample_method', self.rejection_sample_method, RULES)
     gamma = self.num_speculative_tokens
-    if not _is_int(gamma) or gamma < 1:
+    if gamma != AUTO and (not _is_int(gamma) or int(gamma) < 1):
       raise ValueError(
-        f'num_speculative_tokens: {gamma!r}; give an integer >= 1, or decode '
+        f"num_speculative_tokens: {gamma!r}; give an integer >= 1 or 'auto', or decode "
         'plainly with --method none'
       )
+    _check_int('max_speculative_tokens', self.max_speculative_tokens, 1, 'give >= 1')
     low, high = self.prompt_lookup_min, self.prompt_lookup_max
     if not (_is_int(low) and _is_int(high) and 1 <= low <= high):
       raise ValueError(
         f'prompt_lookup_min: {low!r} with prompt_lookup_max {high!r}; give '
         '1 <= prompt_lookup_min <= prompt_lookup_max'
       )
+
+  @property
+  def is_auto(self) -> bool:
+    """Whether gamma is chosen while decoding."""
+    return self.num_speculative_tokens == AUTO and self.method != 'none'
+
+  @property
+  def max_draft(self) -> int:
+    """The longest draft of a round."""
+    gamma = self.num_speculative_tokens
+    return self.max_speculative_tokens if gamma == AUTO else int(gamma)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -291,10 +308,8 @@ class RunConfig:
       'vocabulary': self.pair.vocabulary,
     }
     check_output(self.io.output, reads)
-    if self.speculation.method != 'none':
-      check_budget(
-        self.speculation.num_speculative_tokens, self.sampling.max_new_tokens
-      )
+    if self.speculation.method != 'none' and not self.speculation.is_auto:
+      check_budget(self.speculation.max_draft, self.sampling.max_new_tokens)
 
   def to_dict(self) -> dict[str, Any]:
     """The configuration as JSON types."""

@@ -5,6 +5,7 @@ stream is that of its seed and its number, and padding rows are born done.
 """
 
 import dataclasses
+import numbers
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -48,6 +49,8 @@ class Generation:
     num_target_calls: rounds, each one call of the target.
     drafted_per_position: drafts really proposed at each position of a block.
     accepted_per_position: those that were accepted and emitted.
+    gammas: where gamma was chosen while decoding: (first round, gamma) of each
+      stretch of rounds.
   """
 
   index: int
@@ -60,6 +63,7 @@ class Generation:
   num_target_calls: int
   drafted_per_position: tuple[int, ...]
   accepted_per_position: tuple[int, ...]
+  gammas: tuple[tuple[int, int], ...] = ()
 
   @property
   def summary(self) -> metrics.Summary:
@@ -97,8 +101,11 @@ class Generation:
 
   def to_dict(self) -> dict[str, Any]:
     """JSON types, counts and rates included."""
+    record = dataclasses.asdict(self)
+    if not self.gammas:
+      del record['gammas']
     return {
-      **dataclasses.asdict(self),
+      **record,
       'num_drafted': self.num_drafted,
       'num_accepted': self.num_accepted,
       'acceptance_rate': self.acceptance_rate,
@@ -154,6 +161,10 @@ def encode_sources(
 
 
 def _checked_ids(source: Sequence[int], number: int, vocabulary: Vocabulary):
+  if np.ndim(source) != 1 or not all(isinstance(x, numbers.Integral) for x in source):
+    raise ValueError(
+      f'source {number} is {source!r}; give a string or a sequence of token ids'
+    )
   ids = [int(token) for token in source]
   for token in ids:
     if not 0 < token < vocabulary.size:
@@ -164,6 +175,16 @@ def _checked_ids(source: Sequence[int], number: int, vocabulary: Vocabulary):
   if ids and ids[-1] != vocabulary.eos_id:
     ids.append(vocabulary.eos_id)
   return ids
+
+
+def check_banned(banned_ids: Sequence[int], vocabulary: Vocabulary) -> None:
+  """Raises a ValueError for an id that is no token's."""
+  for token in banned_ids:
+    if not 0 <= token < vocabulary.size:
+      raise ValueError(
+        f'banned_ids: {token} is outside the vocabulary; give ids from 0 to '
+        f'{vocabulary.size - 1}'
+      )
 
 
 def per_text(field: str, value: Any, count: int) -> list[Any]:

@@ -9,13 +9,14 @@ for piece in pair.stream('summ: ...'):
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from specjax import drafters
+from specjax.auto import AutoDecoder, OnChoice
 from specjax.config import SamplingConfig, SpeculationConfig, check_budget
 from specjax.core import autoregressive, coupling, loop, rng
 from specjax.core.types import DecodeState, Drafter, Model, Params
@@ -31,6 +32,7 @@ from specjax.generation import (
   Generation,
   Progress,
   Source,
+  check_banned,
   encode_sources,
   make_batches,
   max_length,
@@ -121,12 +123,7 @@ class Pair:
       ValueError: the method needs a draft or table that is not there, the budget
         can not use so many drafted tokens, or a banned id is no token's.
     """
-    for token in banned_ids:
-      if not 0 <= token < self.vocabulary.size:
-        raise ValueError(
-          f'banned_ids: {token} is outside the vocabulary; give ids from 0 to '
-          f'{self.vocabulary.size - 1}'
-        )
+    check_banned(banned_ids, self.vocabulary)
     warp = make_warp(self.vocabulary.size, self.eos_id, tuple(banned_ids))
     params, drafter = self._drafter(speculation, warp)
     if self.mesh is not None:
@@ -151,7 +148,7 @@ class Pair:
     }
 
   def _drafter(self, speculation: SpeculationConfig, warp) -> tuple[Params, Drafter]:
-    num_draft = speculation.num_speculative_tokens
+    num_draft = speculation.max_draft
     target = self.params.target
     if speculation.method == 'none':
       return Params(target), autoregressive.no_draft
@@ -173,6 +170,11 @@ class Pair:
     is_coupled = speculation.coupling == 'gumbel'
     keys = {'keys': coupling.slot_keys} if is_coupled else {}
     return self.params, drafters.model_draft(self.draft, warp, num_draft, **keys)
+
+  @functools.cached_property
+  def round_costs(self) -> dict[Any, Any]:
+    """What `specjax.auto` has measured with this pair."""
+    return {}
 
   @functools.cached_property
   def table(self) -> jax.Array:
@@ -203,15 +205,17 @@ class Pair:
     texts: Sequence[Source],
     *,
     sampling: PerText = _GREEDY,
-    num_draft: int = 4,
+    num_draft: int | str = 4,
     method: str = 'draft_model',
     rejection_sample_method: str = 'token',
     prompt_lookup_max: int = 3,
     prompt_lookup_min: int = 1,
     coupling: str = 'none',
+    max_draft: int = 8,
     num_draft_cap: int | Sequence[int] | None = None,
     batch_size: int = 8,
     truncate: bool = False,
+    on_choice: OnChoice | None = None,
   ) -> Iterator[list[Generation]]:
     """Like `generate`, but yields the results of each batch when they are there.
 
@@ -219,24 +223,26 @@ class Pair:
     """
     speculation = SpeculationConfig(
       method,  # type: ignore[arg-type]
-      num_draft,
+      num_draft,  # type: ignore[arg-type]
       rejection_sample_method,  # type: ignore[arg-type]
       prompt_lookup_max,
       prompt_lookup_min,
       coupling,  # type: ignore[arg-type]
+      max_draft,
     )
     if batch_size < 1:
       raise ValueError(f'batch_size: {batch_size}; give 1 or more')
     sources = self.encode(texts, truncate=truncate)
     rows = per_text('sampling', sampling, len(sources))
     caps = per_text('num_draft_cap', num_draft_cap, len(sources))
-    caps = [num_draft if cap is None else int(cap) for cap in caps]
+    caps = [speculation.max_draft if cap is None else int(cap) for cap in caps]
     if min(caps) < 0:
       raise ValueError(f'num_draft_cap: {min(caps)}; give 0 or more')
     if len({row.banned_ids for row in rows}) > 1:
       raise ValueError('banned_ids: differ between texts; give all texts the same')
-    params, static = self.decoder(
+    read = self._reader(
       speculation,
+      on_choice,
       max_new_tokens=max(row.max_new_tokens for row in rows),
       banned_ids=rows[0].banned_ids,
     )
@@ -248,14 +254,20 @@ class Pair:
       buckets=self.source_buckets,
       mesh=self.mesh,
     )
-    return self._decode_batches(params, static, batches)
+    return map(read, batches)
 
-  def _decode_batches(
-    self, params: Params, static: dict[str, Any], batches: Iterator[Batch]
-  ) -> Iterator[list[Generation]]:
-    for batch in batches:
+  def _reader(
+    self, speculation: SpeculationConfig, on_choice: OnChoice | None, **limits: Any
+  ) -> Callable[[Batch], list[Generation]]:
+    if speculation.is_auto:
+      return AutoDecoder(self, speculation, **limits, on_choice=on_choice).read
+    params, static = self.decoder(speculation, **limits)
+
+    def read(batch: Batch) -> list[Generation]:
       state = self.decode(params, batch, static)
-      yield read_rows(state, batch.indices, self.vocabulary)
+      return read_rows(state, batch.indices, self.vocabulary)
+
+    return read
 
   def decode(self, params: Params, batch: Batch, static: dict[str, Any]) -> DecodeState:
     """`loop.decode` of a batch, with what `decoder` returned."""
@@ -284,12 +296,15 @@ class Pair:
       on_progress: called with (texts done, texts in all) after each batch.
       **options: those of `generate_batches`:
         sampling: a `SamplingConfig`, or one per text; greedy by default.
-        num_draft: G >= 1, at most max_new_tokens - 1; default 4.
+        num_draft: G >= 1, at most max_new_tokens - 1; default 4. 'auto': measured and
+          chosen, see `specjax.auto`.
         method: 'draft_model', 'ngram' (prompt lookup), 'table' or 'none'.
         rejection_sample_method: 'token' or 'block'.
         prompt_lookup_max, prompt_lookup_min: n-gram lengths of 'ngram'.
         coupling: 'gumbel' draws both models' tokens with shared noise: sampled text
           equals method 'none''s for the same seed, for fewer accepted drafts.
+        max_draft: largest G of 'auto'; default 8.
+        on_choice: called with each `eval.tuning.Choice` of 'auto'.
         num_draft_cap: most drafted tokens a round, for all texts or per text;
           unlike `num_draft` it compiles nothing.
         batch_size: most texts decoded together; default 8.
@@ -313,29 +328,26 @@ class Pair:
     text: Source,
     *,
     sampling: SamplingConfig = _GREEDY,
-    num_draft: int = 4,
+    num_draft: int | str = 4,
     method: str = 'draft_model',
     rejection_sample_method: str = 'token',
     prompt_lookup_max: int = 3,
     prompt_lookup_min: int = 1,
     coupling: str = 'none',
+    max_draft: int = 8,
     truncate: bool = False,
     index: int = 0,
+    on_choice: OnChoice | None = None,
   ) -> Iterator[Chunk]:
     """Decodes one text round by round.
 
     Args:
       text: a string with its task's prefix, or token ids.
       sampling: options.
-      num_draft: G >= 1.
-      method: who drafts, as for `generate`.
-      rejection_sample_method: 'token' or 'block'.
-      prompt_lookup_max: longest n-gram of 'ngram'.
-      prompt_lookup_min: shortest.
-      coupling: 'none' or 'gumbel', as for `generate`.
       truncate: cut a source longer than `max_source`.
       index: number of the text: with it, the stream equals `generate`'s result
         for the text of that number.
+      num_draft, and the others: as for `generate`.
 
     Returns:
       An iterator of `Chunk`s, one per call of the target.
@@ -345,26 +357,28 @@ class Pair:
     """
     speculation = SpeculationConfig(
       method,  # type: ignore[arg-type]
-      num_draft,
+      num_draft,  # type: ignore[arg-type]
       rejection_sample_method,  # type: ignore[arg-type]
       prompt_lookup_max,
       prompt_lookup_min,
       coupling,  # type: ignore[arg-type]
+      max_draft,
     )
-    params, static = self.decoder(
-      speculation,
-      max_new_tokens=sampling.max_new_tokens,
-      banned_ids=sampling.banned_ids,
-    )
+    limits: dict[str, Any] = {
+      'max_new_tokens': sampling.max_new_tokens, 'banned_ids': sampling.banned_ids
+    }  # fmt: skip
     (batch,) = make_batches(
       self.encode([text], truncate=truncate),
       [sampling],
-      [num_draft],
+      [speculation.max_draft],
       batch_size=1,
       buckets=self.source_buckets,
       first_index=index,
       mesh=self.mesh,
     )
+    if speculation.is_auto:
+      return AutoDecoder(self, speculation, **limits, on_choice=on_choice).stream(batch)
+    params, static = self.decoder(speculation, **limits)
     states = loop.stream(
       params, batch.inputs_BE, batch.row_key_B, batch.sampling, **static
     )

@@ -6,7 +6,9 @@ ones that users run. Workers share what they have compiled, in a folder that goe
 the run unless JAX_COMPILATION_CACHE_DIR names one to keep.
 """
 
+import gc
 import os
+import pathlib
 import shutil
 import tempfile
 
@@ -30,13 +32,29 @@ jax.config.update('jax_compilation_cache_dir', os.environ['JAX_COMPILATION_CACHE
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
 jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
 
+_MAPS = pathlib.Path('/proc/self/maps')
+_MAX_MAPS = 20_000
 
-@pytest.fixture(scope='module')
-def optimised():
-  """Compiles as users do."""
+
+@pytest.fixture(scope='module', autouse=True)
+def few_programs():
+  """Lets go of compiled programs: Linux allows a process 65,530 memory mappings, each
+  program takes some, and XLA's compiler crashes when there are no more."""
+  yield
+  if _MAPS.exists() and _MAPS.read_bytes().count(b'\n') > _MAX_MAPS:
+    jax.clear_caches()
+    gc.collect()
+
+
+def _optimise():
   jax.config.update('jax_disable_most_optimizations', False)
   yield
   jax.config.update('jax_disable_most_optimizations', True)
+
+
+# They compile as users do; without it some CPUs round differently from T5X's.
+optimised = pytest.fixture(_optimise, scope='module')
+optimised_test = pytest.fixture(_optimise)
 
 
 def pytest_unconfigure():

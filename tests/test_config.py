@@ -206,7 +206,7 @@ def test_options_override_the_configuration_file(tmp_path):
     ('--temprature 1', '--temprature: unknown option; did you mean --temperature?'),
     ('--zzzz', '--zzzz: unknown option; choose from'),
     ('--method ngrm', "method: 'ngrm' is unknown; did you mean ngram?"),
-    ('--gamma x', '--num_speculative_tokens: invalid literal for int()'),
+    ('--gamma x', '--num_speculative_tokens: no type matching INT|{auto}'),
     ('--temperature', "Missing value for argument '--temperature'"),
     ('stray', 'Unrecognized options: stray'),
     ('--config', '--config: no name'),

@@ -314,6 +314,8 @@ def test_a_pair_without_a_draft(tmp_path, plain):
     (['a' * 40], {}, 'source 1 has 41 tokens, the limit is 40; '),
     ([[5, 359]], {}, 'source 1 has the id 359, which is outside the vocabulary'),
     ([[5, 0]], {}, 'source 1 has the id 0'),
+    ([3, 4], {}, 'source 1 is 3; give a string or a sequence of token ids'),
+    (['a', [1.5]], {}, 'source 2 is [1.5]; give a string or'),
     ([[5, -1]], {}, 'source 1 has the id -1'),
     (['a'], {'num_draft': 0}, 'num_speculative_tokens: 0'),
     (['a'], {'num_draft': 128}, 'num_speculative_tokens: 128 is more than'),

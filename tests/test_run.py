@@ -203,15 +203,15 @@ def test_interrupting_keeps_what_is_finished(cli, tmp_path, monkeypatch):
   texts = ['ab', 'a text that is longer', 'cd', 'ef']
   path = tmp_path / 'results.jsonl'
   path.write_text('an older result\n')
-  decode_batches = Pair._decode_batches
+  generate_batches = Pair.generate_batches
 
-  def interrupted(self, *arguments):
-    batches = decode_batches(self, *arguments)
+  def interrupted(self, *arguments, **options):
+    batches = generate_batches(self, *arguments, **options)
     yield next(batches)
     assert path.read_text() == 'an older result\n', 'half a file is in its place'
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(Pair, '_decode_batches', interrupted)
+  monkeypatch.setattr(Pair, 'generate_batches', interrupted)
   code, out, err = cli(*prompts(texts), '--output', path, '--no-trace')
   assert code == 130
   assert f'interrupted: 2 of 4 texts are finished and kept in {path}' in ' '.join(

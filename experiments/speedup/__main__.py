@@ -14,7 +14,7 @@ import rich.table
 
 import specjax
 from specjax.data import corpus
-from specjax.eval import bench
+from specjax.eval import interleave
 
 SETTINGS = (
   ('none', 4),
@@ -52,12 +52,12 @@ def measure(pair, task: str, count: int, repeats: int) -> list[dict]:
     f'{method} {gamma}': lambda method=method, gamma=gamma: run(method, gamma)
     for method, gamma in SETTINGS
   }
-  times, _ = bench.interleave(runs, repeats)
+  times, _ = interleave.interleave(runs, repeats)
   plain = outputs[SETTINGS[0]]
   records = []
   for method, gamma in SETTINGS:
     results = outputs[method, gamma]
-    speedup = bench.ratio(times['none 4'], times[f'{method} {gamma}'])
+    speedup = interleave.ratio(times['none 4'], times[f'{method} {gamma}'])
     tokens = sum(len(each.ids) for each in results)
     calls = sum(each.num_target_calls for each in results)
     records.append(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from specjax.checkpoints.leaves import expected_shapes
 from specjax.core import loop, rng, warp
 from specjax.core.types import Drafter, Model, Params
-from specjax.eval import bench
+from specjax.eval import interleave
 from specjax.models.t5 import T5Config, t5_model
 from specjax.testing.controlled import controlled_verifier
 
@@ -212,7 +212,7 @@ class Bench:
 
 def timed(run: Callable[[], Any], count: int, repeats: int) -> dict[str, float]:
   """Milliseconds for each of `count` iterations: median and quartiles of warm runs."""
-  warm, first = bench.interleave({'run': run}, repeats)
+  warm, first = interleave.interleave({'run': run}, repeats)
   samples = warm['run']
   return {
     'ms': 1e3 * samples.median / count,

@@ -311,8 +311,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print('interrupted; the same command continues', file=sys.stderr)
     return INTERRUPTED
   print(
-    f'{options.destination}: written and compared; sha256 of all parameters {found}. '
-    'A vocabulary is no part of it: copy it beside, or name it with --vocabulary'
+    f'{options.destination}: written and compared, without a vocabulary (copy it '
+    f'beside, or name it with --vocabulary); sha256 of all parameters {found}'
   )
   return 0
 

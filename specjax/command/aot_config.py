@@ -112,6 +112,11 @@ def _from_run(name: str) -> AotConfig:
 
   run = config_lib.load_config(name)
   machine = name.partition('@')[2]
+  if run.speculation.is_auto:
+    raise ValueError(
+      f"num_speculative_tokens: 'auto' in {name}; give --gamma an integer instead of "
+      '--config'
+    )
   return AotConfig(
     config=name,
     topology=machine or AotConfig.topology,
@@ -121,7 +126,7 @@ def _from_run(name: str) -> AotConfig:
     shard_draft=run.parallel.shard_draft,
     batch_size=run.io.batch_size,
     max_new_tokens=run.sampling.max_new_tokens,
-    num_speculative_tokens=run.speculation.num_speculative_tokens,
+    num_speculative_tokens=run.speculation.max_draft,
   )
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specjax.eval import bench
+from specjax.eval import interleave
 from specjax.generation import Batch
 from specjax.pair import Pair
 
@@ -43,17 +43,17 @@ class Costs(NamedTuple):
   """
 
   num_draft: int
-  plain: bench.Samples
-  rounds: dict[str, bench.Samples]
+  plain: interleave.Samples
+  rounds: dict[str, interleave.Samples]
 
   @property
   def v(self) -> float:
     """Time of verifying G + 1 tokens over that of a plain step."""
-    return bench.ratio(self.rounds['ngram'], self.plain).median
+    return interleave.ratio(self.rounds['ngram'], self.plain).median
 
   def c(self, method: str) -> float:
     """Time of one draft step over that of a plain step; 0 for prompt lookup."""
-    whole = bench.ratio(self.rounds[method], self.plain).median
+    whole = interleave.ratio(self.rounds[method], self.plain).median
     return max(whole - self.v, 0.0) / self.num_draft
 
 
@@ -89,13 +89,13 @@ def measure(
     runs[f'{name} short'] = functools.partial(program.run, pair, short)
     runs[f'{name} long'] = functools.partial(program.run, pair, long)
     num_rounds[name] = int(runs[f'{name} long']().step - runs[f'{name} short']().step)
-  times, _ = bench.interleave(runs, repeats)
+  times, _ = interleave.interleave(runs, repeats)
 
-  def per_round(name: str) -> bench.Samples:
+  def per_round(name: str) -> interleave.Samples:
     longer = times[f'{name} long'].values
     shorter = times[f'{name} short'].values
     seconds = (max(a - b, 1e-9) for a, b in zip(longer, shorter, strict=True))
-    return bench.Samples(tuple(each / num_rounds[name] for each in seconds))
+    return interleave.Samples(tuple(each / num_rounds[name] for each in seconds))
 
   (num_draft,) = {
     program.static['drafter'].num_draft

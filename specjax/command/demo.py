@@ -23,7 +23,7 @@ from specjax.config import RunConfig, SpeculationConfig
 from specjax.core.types import DecodeState
 from specjax.data import corpus
 from specjax.data import text as text_lib
-from specjax.eval import bench, diagnose, metrics, report, theory, trace
+from specjax.eval import diagnose, interleave, metrics, report, theory, trace
 from specjax.generation import Batch, Generation, make_batches, read_rows
 from specjax.load import ASSETS
 from specjax.pair import Pair
@@ -87,7 +87,11 @@ class Demonstration:
     self.config, self.pair = config, pair
     self.samples = read_samples(pair)
     self.sources = pair.encode([each.source for each in self.samples], truncate=True)
-    self.num_draft = config.speculation.num_speculative_tokens
+    if config.speculation.is_auto:
+      raise ValueError(
+        "num_speculative_tokens: 'auto' without texts; give --prompt, --input or --task"
+      )
+    self.num_draft = config.speculation.max_draft
     methods = METHODS if pair.draft is not None else METHODS[1:]
     self.programs = {name: self._program(name) for name in (*methods, 'none')}
     self.batches = self._batches()
@@ -208,7 +212,7 @@ class Demonstration:
       self.pair, self.programs, self.batches[0], budgets=budgets, repeats=COST_TURNS
     )
 
-  def _speedups(self, task: str) -> dict[str, bench.Samples]:
+  def _speedups(self, task: str) -> dict[str, interleave.Samples]:
     """Plain time / time of each method, over the task's samples."""
     indices = set(self._of_task(task, range(len(self.samples))))
     batches = [batch for batch in self.batches if batch.indices[0] in indices]
@@ -218,8 +222,8 @@ class Demonstration:
 
     runs = {name: functools.partial(run, each) for name, each in self.programs.items()}
 
-    times, _ = bench.interleave(runs, TURNS)
-    return {name: bench.ratio(times['none'], each) for name, each in times.items()}
+    times, _ = interleave.interleave(runs, TURNS)
+    return {name: interleave.ratio(times['none'], each) for name, each in times.items()}
 
   def _alphas(self, method: str, decoded: Decoded) -> list[metrics.Alpha | None]:
     """Per sample, from both models' laws; None for drafts that have no model."""
@@ -252,7 +256,7 @@ class Demonstration:
     decoded: Decoded,
     found: Sequence[Difference],
     costs: Costs,
-    speedups: dict[str, dict[str, bench.Samples]],
+    speedups: dict[str, dict[str, interleave.Samples]],
     alphas: dict[str, list[metrics.Alpha | None]],
   ) -> report.Result:
     generations = self._of_task(task, decoded.generations)
@@ -352,7 +356,7 @@ class Demonstration:
           costs.c(name),
           costs.v,
           self.num_draft,
-          bench.Samples(tuple(ratios)).median,
+          interleave.Samples(tuple(ratios)).median,
           tokens_per_call=summary.block_efficiency,
         )
       )

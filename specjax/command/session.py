@@ -21,7 +21,7 @@ from specjax.config import RunConfig
 from specjax.core.loop import Source
 from specjax.data import tasks
 from specjax.data.text import Vocabulary, read_lines
-from specjax.eval import bench, trace
+from specjax.eval import interleave, trace, tuning
 from specjax.generation import Generation
 from specjax.pair import Pair
 
@@ -59,6 +59,7 @@ def decoding_options(config: RunConfig, method: str | None = None) -> dict[str, 
     'prompt_lookup_max': speculation.prompt_lookup_max,
     'prompt_lookup_min': speculation.prompt_lookup_min,
     'coupling': speculation.coupling,
+    'max_draft': speculation.max_speculative_tokens,
     'batch_size': config.io.batch_size,
     # Evaluations cut long sources, as SeqIO does.
     'truncate': config.io.truncate or config.io.task is not None,
@@ -98,6 +99,7 @@ class Session:
     self.config, self.pair, self.texts, self.task = config, pair, texts, task
     self.console = Console(stderr=True, highlight=False, soft_wrap=True)
     self.results: dict[int, Generation] = {}
+    self.choices: list[tuning.Choice] = []
     self.sources = pair.encode(texts, truncate=decoding_options(config)['truncate'])
     self._batches = self._decode()
     self.writer = Writer(config.io.output, config) if config.io.output else None
@@ -125,7 +127,7 @@ class Session:
     return code
 
   def _decode(self) -> Iterator[list[Generation]]:
-    options = decoding_options(self.config)
+    options = {**decoding_options(self.config), 'on_choice': self.choices.append}
     if not self.config.io.stream:
       return self.pair.generate_batches(self.texts, **options)
     del options['batch_size']
@@ -154,7 +156,9 @@ class Session:
     seconds = time.perf_counter() - began
     scores, title = self._scores()
     if self.writer is not None:
-      self.writer.summary(**summary.as_dict(), seconds=seconds, **scores)
+      self.writer.summary(
+        **summary.as_dict(), seconds=seconds, **scores, **self._auto()
+      )
     drafts = self.config.speculation.method != 'none'
     acceptance = f'acceptance rate {summary.acceptance_rate:.2f}, ' * drafts
     self.console.print(
@@ -162,6 +166,19 @@ class Session:
       f'{summary.block_efficiency:.2f} per target call, {acceptance}{seconds:.1f} s '
       'with compilation'
     )
+    if self.choices:
+      self._print_choice()
+
+  def _auto(self) -> dict[str, Any]:
+    """The summary record's part about the last choice of gamma."""
+    return {'auto': self.choices[-1].to_dict()} if self.choices else {}
+
+  def _print_choice(self) -> None:
+    line = self.choices[-1].describe()
+    speculation, sampling = self.config.speculation, self.config.sampling
+    if sampling.temperature > 0 and speculation.coupling == 'none':
+      line += '; other choices draw other samples of the same law'
+    self.console.print(line)
 
   def _scores(self) -> tuple[dict[str, Any], str]:
     """The task's part of the summary record, and of the summary line."""
@@ -240,17 +257,17 @@ class Session:
       )
     return DIFFERENT if any(not each.is_rounding for each in found) else 0
 
-  def _speedup(self, plain_options: dict[str, Any]) -> bench.Samples:
+  def _speedup(self, plain_options: dict[str, Any]) -> interleave.Samples:
     texts = self.texts[: self.config.io.batch_size]
     options = decoding_options(self.config)
-    times, _ = bench.interleave(
+    times, _ = interleave.interleave(
       {
         'ours': lambda: self.pair.generate(texts, **options) and (),
         'plain': lambda: self.pair.generate(texts, **plain_options) and (),
       },
       TURNS,
     )
-    return bench.ratio(times['plain'], times['ours'])
+    return interleave.ratio(times['plain'], times['ours'])
 
 
 def _count(texts: int) -> str:

@@ -231,6 +231,11 @@ def commit(
   position_1G = position_1G1[:, :num_draft]
   accepted_BG = position_1G < jnp.minimum(num_B1, emitted_B1)
   drafted_BG = (position_1G < draft.count_B[:, None]) & live_B[:, None]
+
+  def count(old_BG, new_BG):
+    # The trace may be of a longer draft (`core.rounds`).
+    return old_BG + jnp.pad(new_BG, ((0, 0), (0, old_BG.shape[1] - num_draft)))
+
   return DecodeState(
     tokens_BS=write(state.tokens_BS, token_BG1),
     length_B=state.length_B + emitted_B,
@@ -239,8 +244,8 @@ def commit(
     draft_state=draft_state,
     trace=Trace(
       rounds_B=rounds_B,
-      drafted_BG=state.trace.drafted_BG + drafted_BG,
-      accepted_BG=state.trace.accepted_BG + accepted_BG,
+      drafted_BG=count(state.trace.drafted_BG, drafted_BG),
+      accepted_BG=count(state.trace.accepted_BG, accepted_BG),
       source_BS=write(state.trace.source_BS, source_BG1),
       round_BS=write(
         state.trace.round_BS, jnp.broadcast_to(rounds_B[:, None], token_BG1.shape)

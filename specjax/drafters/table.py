@@ -30,8 +30,9 @@ def _bigram_extend(logp_VV, cache, tokens_BT, start_B):
   return types.Output(logp_VV[tokens_BT]), cache
 
 
-_UNIGRAM = types.Model(_no_cache, _unigram_extend)
-_BIGRAM = types.Model(_no_cache, _bigram_extend)
+# `metrics.alpha` measures them as it does any model; `Params.draft` as below.
+unigram_model = types.Model(_no_cache, _unigram_extend)
+bigram_model = types.Model(_no_cache, _bigram_extend)
 
 
 def unigram_draft(
@@ -47,7 +48,7 @@ def unigram_draft(
     A `Drafter`; `Params.draft` is a float32 [V] of log-probabilities, such as
     `fit_unigram` makes.
   """
-  return model.model_draft(_UNIGRAM, warp, num_draft)
+  return model.model_draft(unigram_model, warp, num_draft)
 
 
 def bigram_draft(
@@ -63,7 +64,7 @@ def bigram_draft(
     A `Drafter`; `Params.draft` is a float32 [V, V] of log-probabilities, row y
     the law after token y, such as `fit_bigram` makes.
   """
-  return model.model_draft(_BIGRAM, warp, num_draft)
+  return model.model_draft(bigram_model, warp, num_draft)
 
 
 def fit_unigram(

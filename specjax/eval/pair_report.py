@@ -2,7 +2,7 @@
 
 Decodes a split of the embedded corpus with every drafter, at temperatures 0 and
 1, and prints alpha, acceptance, tokens per target call, BLEU and chrF. Counts
-only: nothing here depends on the machine's speed (see `eval.bench` for that).
+only: nothing here depends on the machine's speed (see `eval.interleave` for that).
 """
 
 import json

@@ -22,10 +22,10 @@ class Result(NamedTuple):
     acceptance_rate: `metrics.Summary.acceptance_rate`.
     alpha: `metrics.alpha`, or an estimate.
     tokens_per_call: `metrics.Summary.block_efficiency`.
-    c: `bench.StepTimes.c`.
-    v: `bench.StepTimes.v`.
+    c: `interleave.StepTimes.c`.
+    v: `interleave.StepTimes.v`.
     predicted: predicted speedup.
-    measured: median of `bench.Speedup.ratios`.
+    measured: median of `interleave.Speedup.ratios`.
     low: their lower quartile.
     high: their upper quartile.
     identical: the output equals plain decoding's; None where both are samples.

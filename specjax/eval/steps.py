@@ -27,7 +27,7 @@ from specjax.core.types import (
 )
 from specjax.core.verify import Verifier
 from specjax.core.warp import Warp
-from specjax.eval.bench import (
+from specjax.eval.interleave import (
   Clock,
   Overhead,
   Samples,

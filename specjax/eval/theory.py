@@ -12,7 +12,8 @@ only. Notation:
 The paper takes v = 1, which TPUs and GPUs come near as long as they wait for
 memory. CPUs do not, so every formula of time takes v, and equals the paper's at
 the default. Tokens are taken to be accepted independently of each other, the
-paper's own simplification: measured counts need not follow it.
+paper's own simplification: measured counts need not follow it. `variants` has
+what replaces it, lenience, beam search and drafts of drafts.
 """
 
 import operator
@@ -45,8 +46,8 @@ def expected_tokens(alpha, gamma: int):
     >>> expected_tokens(1.0, 7)
     8.0
   """
-  alpha = _fraction('alpha', alpha)
-  return sum((alpha**i for i in range(1, _count(gamma) + 1)), alpha * 0 + 1.0)
+  alpha = check_fraction('alpha', alpha)
+  return sum((alpha**i for i in range(1, check_count(gamma) + 1)), alpha * 0 + 1.0)
 
 
 def token_law(alpha: float, gamma: int) -> np.ndarray:
@@ -67,7 +68,7 @@ def token_law(alpha: float, gamma: int) -> np.ndarray:
     >>> token_law(0.5, 2).tolist()
     [0.5, 0.25, 0.25]
   """
-  alpha, gamma = _fraction('alpha', alpha), _count(gamma)
+  alpha, gamma = check_fraction('alpha', alpha), check_count(gamma)
   law = alpha ** np.arange(gamma + 1) * (1.0 - alpha)
   law[gamma] = alpha**gamma
   return law
@@ -102,7 +103,7 @@ def verify_cost(v: Cost, gamma: int) -> float:
     >>> verify_cost(1.7, 0), verify_cost(1.7, 4), verify_cost([1, 1.5, 1.6], 2)
     (1.0, 1.7, 1.6)
   """
-  gamma = _count(gamma)
+  gamma = check_count(gamma)
   if gamma == 0:
     return 1.0
   if callable(v):
@@ -158,7 +159,7 @@ def speedup_of(tokens_per_call, gamma: int, c: float, v: Cost = 1.0):
     >>> speedup_of(3.0, 4, 0.0, v=1.5)
     2.0
   """
-  return tokens_per_call / (verify_cost(v, gamma) + _count(gamma) * _cost('c', c))
+  return tokens_per_call / (verify_cost(v, gamma) + check_count(gamma) * _cost('c', c))
 
 
 def optimal_gamma(alpha: float, c: float, v: Cost = 1.0, max_gamma: int = 32) -> int:
@@ -179,7 +180,7 @@ def optimal_gamma(alpha: float, c: float, v: Cost = 1.0, max_gamma: int = 32) ->
     >>> optimal_gamma(1.0, 1.0)
     0
   """
-  last = _count(max_gamma, 'max_gamma')
+  last = check_count(max_gamma, 'max_gamma')
   if not callable(v) and np.ndim(v) > 0:
     last = min(last, len(v) - 1)  # type: ignore[arg-type]
   best, best_speedup = 0, 1.0
@@ -200,8 +201,43 @@ def speedup_bound(alpha: float, c: float) -> float:
     >>> round(speedup_bound(0.6, 0.1), 3), speedup_bound(0.1, 0.2)
     (1.455, 1.0)
   """
-  alpha, c = _fraction('alpha', alpha), _cost('c', c)
+  alpha, c = check_fraction('alpha', alpha), _cost('c', c)
   return (1.0 + alpha) / (1.0 + c) if alpha > c else 1.0
+
+
+def oracle_speedup(alpha, c: float):
+  """The speedup if an oracle told how many drafts will be accepted (section 3.5).
+
+    E = 1 / (1 - alpha),  S = 1 / (1 - alpha + alpha c)
+
+  It drafts alpha / (1 - alpha) tokens per call on average and none in vain; v = 1.
+  No fixed gamma reaches it, nor any scheme that must draft before it knows.
+
+  Args:
+    alpha: float or array, in [0, 1); 1 only with c > 0.
+    c: >= 0.
+
+  Example:
+    >>> round(oracle_speedup(0.9, 0.1), 2), round(speedup(0.9, 10, 0.1), 2)
+    (5.26, 3.43)
+  """
+  alpha = check_fraction('alpha', alpha)
+  time = 1.0 - alpha * (1.0 - _cost('c', c))
+  if np.min(time) <= 0:
+    raise ValueError('alpha: 1 with c: 0; the oracle drafts for ever, give c > 0')
+  return 1.0 / time
+
+
+def accesses(alpha, gamma: int):
+  """Factor by which reads of the target's weights and cache change: section 3.4.
+
+  Each call reads them once, whatever it verifies: 1 / `expected_tokens`.
+
+  Example:
+    >>> round(accesses(0.8, 5), 3)
+    0.271
+  """
+  return 1.0 / expected_tokens(alpha, gamma)
 
 
 def operations(alpha, gamma: int, c_hat: float = 0.0):
@@ -218,18 +254,20 @@ def operations(alpha, gamma: int, c_hat: float = 0.0):
     >>> round(operations(0.8, 5), 2)  # Table 1
     1.63
   """
-  work = _count(gamma) * _cost('c_hat', c_hat) + gamma + 1.0
+  work = check_count(gamma) * _cost('c_hat', c_hat) + gamma + 1.0
   return work / expected_tokens(alpha, gamma)
 
 
-def _fraction(name: str, value) -> Any:
+def check_fraction(name: str, value) -> Any:
+  """`value` as float or float64 array; a ValueError that names it if not in [0, 1]."""
   value = np.asarray(value, np.float64)
   if not np.all((value >= 0) & (value <= 1)):
     raise ValueError(f'{name}: {value}; a probability in [0, 1] is needed')
   return float(value) if value.ndim == 0 else value
 
 
-def _count(value, name: str = 'gamma') -> int:
+def check_count(value, name: str = 'gamma') -> int:
+  """`value` as int; a ValueError that names it if it is no integer >= 0."""
   try:
     count = operator.index(value)
   except TypeError:

@@ -20,6 +20,7 @@ from specjax.core import types, verify
 
 Law = dict[tuple[int, ...], float]
 Conditional = Callable[[tuple[int, ...]], np.ndarray]
+Rounds = tuple[tuple[int, int], ...]
 
 
 def target_law(
@@ -128,6 +129,59 @@ def loop_law(
         ended = len(output) == num_tokens or output[-1] == eos_id
         into = done if ended else live[len(output)]
         into[output] = into.get(output, 0.0) + mass * probability
+  return done
+
+
+def adaptive_law(
+  rule: types.Rule,
+  target: Conditional,
+  draft: Conditional,
+  *,
+  vocab_size: int,
+  num_tokens: int,
+  choose: Callable[[Rounds], int],
+  round_law: Callable[..., Law] | None = None,
+) -> Law:
+  """The law of the output when gamma is chosen anew before each round.
+
+  Args:
+    rule: as for `loop_law`, as are the arguments not named here.
+    choose: (gamma, number accepted) of each round so far -> the next gamma >= 0.
+    round_law: `(prefix, rounds, gamma)` -> the law of the block that the round emits,
+      for choices that are no function of the past; None: a round of the rule.
+
+  Returns:
+    Output of `num_tokens` tokens -> probability; there is no EOS.
+  """
+
+  def ordinary(prefix: tuple[int, ...], rounds: Rounds, gamma: int) -> Law:
+    del rounds
+    most = max(gamma, 1)
+    return _round_law(rule, target, draft, draft, vocab_size, most, gamma, prefix)
+
+  if round_law is None:
+    # The law of a round needs not know how its prefix came about.
+    by_prefix = functools.cache(functools.partial(ordinary, rounds=()))
+
+    def round_law(prefix, rounds, gamma):
+      return by_prefix(prefix, gamma=gamma)
+
+  done: Law = {}
+  live: list[dict[tuple[tuple[int, ...], Rounds], float]] = [
+    {} for _ in range(num_tokens)
+  ]
+  live[0][(), ()] = 1.0
+  for length in range(num_tokens):
+    for (prefix, rounds), mass in live[length].items():
+      gamma = choose(rounds)
+      for block, probability in round_law(prefix, rounds, gamma).items():
+        output = (*prefix, *block)[:num_tokens]
+        if len(output) == num_tokens:
+          done[output] = done.get(output, 0.0) + mass * probability
+          continue
+        path = (output, (*rounds, (gamma, len(block) - 1)))
+        into = live[len(output)]
+        into[path] = into.get(path, 0.0) + mass * probability
   return done
 
 

@@ -237,9 +237,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     prog='python -m specjax.testing.report', description=(__doc__ or '').splitlines()[0]
   )
   parser.add_argument('--nightly', action='store_true', help='the long version')
-  parser.add_argument('--seed', type=int, default=0, help='of all samples')
+  parser.add_argument('--seed', type=int, default=0, help='of all samples; default: 0')
   parser.add_argument('--samples', type=int, help='outputs per test, for a quick look')
-  parser.add_argument('--output', type=Path, default=Path(), help='folder of the files')
+  parser.add_argument(
+    '--output',
+    type=Path,
+    default=Path(),
+    help='folder of the files; default: the current one',
+  )
   options = parser.parse_args(argv)
   size = NIGHTLY if options.nightly else SHORT
   if options.samples is not None:

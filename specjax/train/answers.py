@@ -1,8 +1,14 @@
-"""A target's answers to sources, with its law at every token of them."""
+"""A target's answers to sources, with its law at every token, and learning from them.
+
+The laws are cut to the likeliest ids, so that they can be kept in a file. The draft
+then learns those laws (Kim and Rush 2016; Hinton et al. 2015): cross-entropy to
+the target's law raises sum_x min(p, q), cross-entropy to its likeliest id raises
+the agreement of greedy decoding. `train.recipe` is the way without such a file.
+"""
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +23,7 @@ from specjax.core import warp as warps
 from specjax.data import corpus, text
 from specjax.models import t5
 from specjax.train.config import DistillConfig
+from specjax.train.train import teacher_forcing
 
 
 class Answer(NamedTuple):
@@ -251,3 +258,75 @@ def answer_valid_split(
     )
     answers[task] = [each for _, each in found]
   return answers
+
+
+def distillation(
+  model: t5.T5Config, hard_weight: float
+) -> Callable[[Any, AnswerBatch], jax.Array]:
+  """Cross-entropy of the draft to the target's laws, per token.
+
+    (1 - w) * sum_x p(x) (-log q(x)) + w * (-log q(argmax p))
+
+  with p renormalised over the ids that were kept.
+
+  Args:
+    model: the draft's shape.
+    hard_weight: w in [0, 1].
+
+  Returns:
+    `(params, batch) -> loss`.
+  """
+  logits = teacher_forcing(model)
+
+  def loss(params: Any, batch: AnswerBatch) -> jax.Array:
+    targets_BT = jnp.asarray(batch.targets_BT)
+    logits_BTV = logits(params, batch.sources_BE, targets_BT)
+    log_z_BT1 = jax.nn.logsumexp(logits_BTV, axis=-1, keepdims=True)
+    top_ids_BTK = jnp.asarray(batch.top_ids_BTK)
+    logq_BTK = jnp.take_along_axis(logits_BTV, top_ids_BTK, -1) - log_z_BT1
+    p_BTK = jax.nn.softmax(batch.top_logp_BTK.astype(jnp.float32), axis=-1)
+    soft_BT = -jnp.sum(p_BTK * logq_BTK, axis=-1)
+    losses_BT = (1 - hard_weight) * soft_BT - hard_weight * logq_BTK[..., 0]
+    real_BT = targets_BT != text.PAD_ID
+    return jnp.sum(losses_BT, where=real_BT) / jnp.sum(real_BT)
+
+  return loss
+
+
+def make_agreement(
+  model: t5.T5Config, answers: Mapping[str, Sequence[Answer]]
+) -> Callable[[Any], str]:
+  """Per task, how well a draft predicts the target on held-out answers.
+
+  Returns:
+    `params -> text` with alpha at temperature 0 (how often the likeliest ids
+    agree) and at 1 (the mean of sum_x min(p, q) over the kept ids).
+  """
+  logits = teacher_forcing(model)
+
+  @jax.jit
+  def count(params, batch):
+    logits_BTV = logits(params, batch.sources_BE, batch.targets_BT)
+    real_BT = batch.targets_BT != text.PAD_ID
+    same_BT = jnp.argmax(logits_BTV, axis=-1) == batch.top_ids_BTK[..., 0]
+    q_BTK = jnp.take_along_axis(
+      jax.nn.softmax(logits_BTV, axis=-1), batch.top_ids_BTK, axis=-1
+    )
+    p_BTK = jnp.exp(batch.top_logp_BTK.astype(jnp.float32))
+    shared_BT = jnp.sum(jnp.minimum(p_BTK, q_BTK), axis=-1)
+    sums = [jnp.sum(x, where=real_BT) for x in (same_BT, shared_BT)]
+    return jnp.stack([*sums, jnp.sum(real_BT)])
+
+  batches = {
+    task: list(answer_batches(task_answers, ((128, 128),), 4096, '0'))
+    for task, task_answers in answers.items()
+  }
+
+  def evaluate(params: Any) -> str:
+    parts = []
+    for task, task_batches in batches.items():
+      same, shared, real = sum(count(params, batch) for batch in task_batches)
+      parts.append(f'{task}: alpha {same / real:.3f} (T=0), {shared / real:.3f} (T=1)')
+    return '; '.join(parts)
+
+  return evaluate

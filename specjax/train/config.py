@@ -12,6 +12,7 @@ import tyro
 
 from specjax.config import check_choice
 from specjax.models import t5
+from specjax.train.recipe import Recipe
 
 OPTIMIZERS = ('adafactor', 'adamw')
 SCHEDULES = ('linear', 'rsqrt')
@@ -246,11 +247,14 @@ class DistillConfig(TrainConfig):
       temperature 1; the rest is greedy.
     num_top: ids kept of each of the target's laws.
     hard_weight: weight of the target's likeliest id against its law, in [0, 1].
+    recipe: what to learn instead: laws over the whole vocabulary, in a chosen
+      divergence, on chosen texts. The three fields above are then not used.
   """
 
   sampled_fraction: float = 0.25
   num_top: int = 16
   hard_weight: float = 0.5
+  recipe: Recipe | None = None
 
   def __post_init__(self):
     for name in ('sampled_fraction', 'hard_weight'):

@@ -54,6 +54,8 @@ def fit(
   *,
   export: Callable[[Any, int], None],
   evaluate: Callable[[Any], str | Mapping[str, float]] = lambda params: '',
+  prepare: Callable[[Any, int, Any], Any] = lambda params, step, batch: batch,
+  observe: Callable[[Any, int], str] = lambda params, step: '',
   resume: bool = False,
   factor: Callable[[Any], Any] = count_targets,
   mesh: Mesh | None = None,
@@ -71,6 +73,9 @@ def fit(
       made if absent.
     export: `(params, step)`, called at each checkpoint, to write the weights.
     evaluate: `params -> text or {name: value}` for the log, at each checkpoint.
+    prepare: `(params, steps done, batch) -> batch`, what the loss is given: for
+      batches that depend on the parameters as they are.
+    observe: `(params, step) -> text` for the log or '', called after every step.
     resume: go on from the checkpoint in `folder`.
     factor: `batch -> number` that `loss_fn` divides its sum over the batch by; with
       it the parts of an accumulated batch add up to the whole batch's loss.
@@ -109,6 +114,7 @@ def fit(
     tokens = 0
     with resuming.advice(saver, folder), MetricsWriter(folder, step) as metrics:
       for batch in itertools.islice(batches(step), max(0, config.total_steps - step)):
+        batch = prepare(params, step, batch)
         tokens += sum(int(np.count_nonzero(ids)) for ids in batch[:2])
         batch = _pad_rows(batch, multiple)
         if mesh is not None:
@@ -117,6 +123,8 @@ def fit(
         step += 1
         window.append(measured)
         progress.advance(task)
+        if seen := observe(params, step):
+          progress.console.print(seen, soft_wrap=True, highlight=False)
         last = step == config.total_steps
         if step % config.log_steps and not last:
           continue

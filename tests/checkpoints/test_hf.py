@@ -547,9 +547,10 @@ def test_rounding_to_bfloat16(tmp_path):
   assert tensors.DTYPES['BF16'] == ml_dtypes.bfloat16
 
 
-def test_no_file_of_the_package_imports_transformers_or_torch():
+def test_no_file_of_the_package_needs_transformers_or_torch():
   package = pathlib.Path(specjax.__file__).parent
-  for path in package.rglob('*.py'):
+  rivals = package / 'eval' / 'systems.py'  # the benchmark runs them if they are there
+  for path in {*package.rglob('*.py')} - {rivals}:
     text = path.read_text(encoding='utf-8')
     for framework in ('transformers', 'torch'):
       assert f'import {framework}' not in text, path

@@ -112,7 +112,7 @@ def folder(tmp_path, flat):
 # Files of T5X's own.
 
 
-def test_one_file_of_t5x(tmp_path):
+def test_one_file_of_t5x(tmp_path, optimised_test):
   path = tmp_path / 'test_t5_tiny.checkpoint_0'
   packed = GOLDEN / 't5x' / 'test_t5_tiny.checkpoint_0.xz'
   path.write_bytes(lzma.decompress(packed.read_bytes()))

@@ -1,5 +1,7 @@
 """What the loop relies on, for every drafter."""
 
+import pathlib
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -24,12 +26,21 @@ NUM_DRAFT = 3
 NUM_SLOTS = 14
 WARP = warp.make_warp(VOCAB_SIZE, eos_id=1)
 TEXTS = [[3, 4, 5, 3, 4, 1], [6, 7, 6, 7, 1]]
+PAGE = pathlib.Path(__file__).parents[2] / 'docs' / 'adding-a-drafter.md'
 
 
 class Case(NamedTuple):
   drafter: types.Drafter
   params: Any = None
   num_logits: int = NUM_LOGITS
+
+
+def documented(*arguments) -> types.Drafter:
+  """The example of docs/adding-a-drafter.md."""
+  block = re.search(r'```python\n(.*?)```', PAGE.read_text(), re.DOTALL)
+  found: dict[str, Any] = {}
+  exec(block[1], found)
+  return found['echo_draft'](*arguments)
 
 
 def at_most_two(length_B):
@@ -50,6 +61,7 @@ def cases() -> dict[str, Case]:
     'bigram': Case(
       bigram_draft(WARP, NUM_DRAFT), jnp.asarray(fit_bigram(TEXTS, NUM_LOGITS))
     ),
+    'documented': Case(documented(NUM_DRAFT, NUM_LOGITS)),
     'random': Case(drafters.random_draft(NUM_DRAFT, NUM_LOGITS)),
     'constant': Case(drafters.constant_draft(NUM_DRAFT, NUM_LOGITS, 5)),
     'always EOS': Case(drafters.constant_draft(NUM_DRAFT, NUM_LOGITS, 1)),

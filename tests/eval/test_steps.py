@@ -8,7 +8,7 @@ from specjax.core import autoregressive, loop, rng, verify
 from specjax.core.types import Params, Sampling
 from specjax.core.warp import make_warp
 from specjax.drafters import model_draft, ngram_draft
-from specjax.eval import bench, steps, theory
+from specjax.eval import interleave, steps, theory
 from specjax.models.table import table_model
 
 NUM_IDS, MAX_LEN, NUM_DRAFT, NUM_ROWS = 5, 13, 3, 2
@@ -57,11 +57,11 @@ def test_steps_are_times_of_runs_over_iterations():
     **ARGUMENTS,
   )
   num_new = MAX_LEN - 1  # whatever the rows' own budgets of 2 say
-  assert times.target_step == bench.Samples((1 / num_new,) * 3)
-  assert times.verify_step == bench.Samples((1 / num_new,) * 3)  # none accepted
-  assert times.proposal == bench.Samples((1 / num_new,) * 3)
-  assert times.round == bench.Samples((1 / (num_new / (NUM_DRAFT + 1)),) * 3)
-  assert times.target_encode == times.draft_encode == bench.Samples((1.0,) * 3)
+  assert times.target_step == interleave.Samples((1 / num_new,) * 3)
+  assert times.verify_step == interleave.Samples((1 / num_new,) * 3)  # none accepted
+  assert times.proposal == interleave.Samples((1 / num_new,) * 3)
+  assert times.round == interleave.Samples((1 / (num_new / (NUM_DRAFT + 1)),) * 3)
+  assert times.target_encode == times.draft_encode == interleave.Samples((1.0,) * 3)
   assert times.c == pytest.approx(1 / NUM_DRAFT)
   assert times.v == pytest.approx(1.0)
   assert times.excess == pytest.approx((NUM_DRAFT + 1) / 2)
@@ -100,7 +100,7 @@ def test_a_real_clock_gives_positive_times_and_compiles_once():
     )
 
   times = measure(0.0)
-  samples = [each for each in times if isinstance(each, bench.Samples)]
+  samples = [each for each in times if isinstance(each, interleave.Samples)]
   assert len(samples) == 6
   assert all(value > 0 for each in samples for value in each.values)
   compiled = steps._run_rounds._cache_size(), steps._run_proposals._cache_size()
@@ -191,12 +191,12 @@ def test_a_drafter_without_drafts_is_refused():
 def test_runs_take_turns_after_one_call_each():
   order = []
   runs = {name: lambda name=name: order.append(name) for name in 'abc'}
-  times, first = bench.interleave(runs, repeats=2, clock=Ticks())
+  times, first = interleave.interleave(runs, repeats=2, clock=Ticks())
   assert ''.join(order) == 'abc' * 3
-  assert times['b'] == bench.Samples((1.0, 1.0))
+  assert times['b'] == interleave.Samples((1.0, 1.0))
   assert first == {'a': 1.0, 'b': 1.0, 'c': 1.0}
   with pytest.raises(ValueError, match='repeats: 0'):
-    bench.interleave(runs, repeats=0)
+    interleave.interleave(runs, repeats=0)
 
 
 def test_speedup_takes_ratios_within_turns_and_compilation_apart():
@@ -213,7 +213,7 @@ def test_speedup_takes_ratios_within_turns_and_compilation_apart():
 
     return call
 
-  found = bench.measure_speedup(
+  found = interleave.measure_speedup(
     run('speculative', 100.0, 2.0),
     run('baseline', 50.0, 5.0),
     repeats=3,
@@ -234,10 +234,10 @@ def test_runs_are_waited_for():
       waited.append(True)
       return self
 
-  bench.interleave({'run': Result}, repeats=2, clock=Ticks())
+  interleave.interleave({'run': Result}, repeats=2, clock=Ticks())
   assert len(waited) == 3
 
 
 def test_quartiles():
-  samples = bench.Samples((1.0, 2.0, 3.0, 4.0, 100.0))
+  samples = interleave.Samples((1.0, 2.0, 3.0, 4.0, 100.0))
   assert (samples.low, samples.median, samples.high) == (2.0, 3.0, 4.0)

@@ -68,7 +68,7 @@ def assert_golden(logits_BTV, golden):
 
 
 @pytest.mark.parametrize('name', CONFIGS)
-def test_teacher_forced_logits(name):
+def test_teacher_forced_logits(name, optimised_test):
   golden, params = load(name)
   apply = jax.jit(Transformer(CONFIGS[name]).apply)
   logits_BTV = apply(

@@ -27,7 +27,7 @@ def test_one_device_is_no_mesh(capsys):
 
 def test_a_mesh_is_made_and_told(capsys):
   asked = config(mesh_data=4, mesh_model=2)
-  told, mesh = devices.start(asked, TEXTS)
+  told, mesh = devices.start(asked, [*TEXTS, 'another'])
   assert told == asked
   assert dict(mesh.shape) == {'data': 4, 'model': 2}
   assert capsys.readouterr().err == (
@@ -36,14 +36,22 @@ def test_a_mesh_is_made_and_told(capsys):
   )
 
 
-@pytest.mark.parametrize('fields', [{'batch_size': 1}, {'stream': True}])
-def test_copies_are_told(fields, capsys):
+@pytest.mark.parametrize(
+  ('fields', 'remedy'),
+  [
+    ({'batch_size': 1}, 'raise --batch_size'),
+    ({'stream': True}, 'leave out --stream'),
+    ({}, 'give more texts'),
+  ],
+)
+def test_copies_are_told(fields, remedy, capsys):
   asked = config(mesh_data=4, mesh_model=1, shard_draft=True)
   asked = dataclasses.replace(asked, io=dataclasses.replace(asked.io, **fields))
   devices.start(asked, TEXTS)
   first, second = capsys.readouterr().err.splitlines()
   assert first.endswith('the draft is split too')
   assert second.startswith('one text at a time: the 4 groups of the data axis all ')
+  assert remedy in second
 
 
 def test_several_processes_need_texts():

@@ -13,7 +13,7 @@ from specjax.core import warp as warps
 from specjax.data import text
 from specjax.models import t5
 from specjax.train import answers as answering
-from specjax.train import distill, train
+from specjax.train import train
 
 MODEL = t5.T5Config(
   vocab_size=32,
@@ -112,12 +112,12 @@ def test_loss_is_the_cross_entropy_to_law_and_likeliest_id(answers):
   p_TK /= p_TK.sum(-1, keepdims=True)
   soft, hard = -(p_TK * logq_TK).sum(-1).mean(), -logq_TK[:, 0].mean()
   for weight in (0.25, 1.0):
-    loss = jax.jit(distill.distillation(MODEL, weight))(params, batch)
+    loss = jax.jit(answering.distillation(MODEL, weight))(params, batch)
     np.testing.assert_allclose(loss, (1 - weight) * soft + weight * hard, rtol=1e-4)
 
 
 def test_agreement_of_a_model_with_itself_is_one(checkpoint, answers):
-  evaluate = distill.make_agreement(MODEL, {'ende': answers})
+  evaluate = answering.make_agreement(MODEL, {'ende': answers})
   assert evaluate(checkpoint.params).startswith('ende: alpha 1.000 (T=0), 0.')
   other = evaluate(train.init_params(MODEL, 1))
   assert float(other.split()[2]) < 0.9

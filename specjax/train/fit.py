@@ -184,9 +184,14 @@ def _gradients(
   if accumulate == 1:
     return jax.value_and_grad(loss_fn)(params, batch)
   # Every accumulate-th row: each device of a mesh splits the rows that it has, and
-  # the empty rows at the end of a batch are spread.
+  # the empty rows at the end of a batch are spread. Scalars are each part's.
   parts = jax.tree.map(
-    lambda x: jnp.swapaxes(x.reshape(-1, accumulate, *x.shape[1:]), 0, 1), batch
+    lambda x: (
+      jnp.swapaxes(x.reshape(-1, accumulate, *x.shape[1:]), 0, 1)
+      if jnp.ndim(x)
+      else jnp.broadcast_to(x, (accumulate,))
+    ),
+    batch,
   )
   whole = factor(batch)
 
@@ -207,9 +212,13 @@ def _pad_rows(batch: Any, multiple: int) -> Any:
   surplus = -batch[0].shape[0] % multiple
   if not surplus:
     return batch
-  return jax.tree.map(
-    lambda x: np.pad(x, ((0, surplus), *((0, 0),) * (x.ndim - 1))), batch
-  )
+
+  def pad(x: Any) -> Any:
+    if not np.ndim(x):
+      return x
+    return np.pad(x, ((0, surplus), *((0, 0),) * (x.ndim - 1)))
+
+  return jax.tree.map(pad, batch)
 
 
 def _means(window: list[tuple[jax.Array, jax.Array]], step: int) -> tuple[float, float]:

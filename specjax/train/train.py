@@ -5,6 +5,7 @@ pairs, on spans of plain text, or on tasks; see docs/training.md.
 """
 
 import dataclasses
+import functools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,15 +116,17 @@ def open_sources(
   ]
 
 
-def corpus_batches(
-  config: DataConfig, vocabulary: text.Vocabulary, seed: int, start: int = 0
+def source_batches(
+  config: TrainConfig,
+  sources: list[tuple[mixture.Source, float]],
+  start: int = 0,
 ) -> Iterator[corpus.Batch]:
   """Endless training batches; the stream from `start` on is the same stream."""
   return mixture.endless_batches(
-    open_sources(config, vocabulary),
-    config.buckets,
-    config.tokens_per_batch,
-    seed,
+    sources,
+    config.data.buckets,
+    config.data.tokens_per_batch,
+    config.fit.seed,
     start,
   )
 
@@ -185,9 +188,7 @@ def train(
     init_params(config.model, config.fit.seed, mesh)
     if weights is None
     else restore_params(weights, mesh),
-    lambda step: mixture.endless_batches(
-      sources, config.data.buckets, config.data.tokens_per_batch, config.fit.seed, step
-    ),
+    functools.partial(source_batches, config, sources),
     folder,
     export=export,
     evaluate=evaluate,

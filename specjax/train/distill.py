@@ -23,7 +23,7 @@ from specjax.core import warp as warps
 from specjax.data import corpus, text
 from specjax.models import t5
 from specjax.parallel import topology
-from specjax.train import shape_costs, slicing, texts
+from specjax.train import resuming, shape_costs, slicing, texts
 from specjax.train.answers import (
   answer,
   answer_train_split,
@@ -198,7 +198,20 @@ def learn(
     ),
     observe=selection.observe,
     resume=resume,
+    identity={**identify(config, target), 'recipe': dataclasses.asdict(recipe)},
   )
+
+
+def identify(config: DistillConfig, target: store.Checkpoint) -> dict[str, Any]:
+  """What makes a run the one that it is: another is not resumed."""
+  return {
+    'model': config.model.to_dict(),
+    'data': dataclasses.asdict(config.data),
+    'optimizer': config.fit.optimizer,
+    'seed': config.fit.seed,
+    'corpus_sha256': corpus.corpus_sha256(),
+    'target': int(resuming.checksum(target.params)),
+  }
 
 
 def read_material(
@@ -314,6 +327,11 @@ def learn_answers(
     export=export,
     evaluate=make_agreement(config.model, valid),
     resume=resume,
+    identity={
+      **identify(config, target),
+      'hard_weight': config.hard_weight,
+      'answers': len(answers),
+    },
   )
 
 

@@ -162,9 +162,13 @@ def test_a_loss_that_is_not_finite(tmp_path):
 
 def test_parameters_that_are_not_finite_are_not_saved(tmp_path):
   """The last step's loss is finite and what it makes of the parameters is not."""
-  sqrt = dataclasses.replace(OFTEN, optimizer='adamw', learning_rate=1e39)
-  with pytest.raises(ValueError, match=r'loss|params: not finite.*nothing is saved'):
-    _run(tmp_path, dataclasses.replace(sqrt, log_steps=1, warmup_steps=0))
+  config = FitConfig(
+    total_steps=1, learning_rate=3e38, warmup_steps=0, decay_fraction=0.0,
+    optimizer='adamw', weight_decay=10.0,
+  )  # fmt: skip
+  message = r'params: not finite after step 1; lower .*nothing is saved'
+  with pytest.raises(ValueError, match=message):
+    _run(tmp_path, config)
   assert not list((tmp_path / 'state').glob('[0-9]*'))
 
 

@@ -117,4 +117,4 @@ def test_adafactors_means_are_whole_and_its_moments_split():
   sizes = {(leaf.shape, sharding.shard_shape(leaf.shape)) for leaf, sharding in leaves}
   assert ((1024,), (1024,)) in sizes  # a mean over rows of a 512 x 1024 kernel
   assert ((), ()) in sizes
-  assert ((32, 6), (32, 3)) in sizes  # relative positions, too small to factor
+  assert ((6, 32), (3, 32)) in sizes  # relative positions, too small to factor

@@ -58,18 +58,7 @@ MODEL = t5.T5Config(
 @pytest.fixture
 def place(tmp_path, monkeypatch):
   """A folder with a configuration and its data, and the working directory."""
-  words = [
-    'one',
-    'two',
-    'three',
-    'four',
-    'five',
-    'six',
-    'seven',
-    'eight',
-    'nine',
-    'ten',
-  ]
+  words = ('one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
   lines = [f'say: {a} {b}\t{b}\n' for a in words for b in words]
   (tmp_path / 'pairs.tsv').write_text(''.join(lines))
   (tmp_path / 'text.txt').write_text(''.join(f'{a} fox, {a} dog.\n' for a in words))
@@ -104,6 +93,7 @@ def _curve(folder):
   return [{k: v for k, v in line.items() if 'second' not in k} for line in lines]
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_as_if_it_had_not_been(place):
   killed = _start('killed')
   while len(list((place / 'killed' / 'state').glob('[0-9]'))) < 2:
@@ -167,13 +157,17 @@ def test_evaluation_decodes_with_the_loop(place):
   params = train.init_params(MODEL, 3)
   vocabulary = text.byte_vocabulary()
   config = _config(
+    # What random weights say has few characters and many bytes.
+    data=DataConfig(
+      mixture=(('pairs.tsv', 1.0),), buckets=((24, 24),), vocabulary='bytes'
+    ),
     eval=EvalConfig(
       sources=('pairs.tsv',),
       num_examples=5,
       decode_examples=5,
       max_new_tokens=6,
       metrics=('exact_match',),
-    )
+    ),
   )
   sources = [vocabulary.encode('say: one two'), vocabulary.encode('say: one three')]
   texts = evaluate.decode(MODEL, params, vocabulary, sources, max_new_tokens=6)
@@ -206,10 +200,13 @@ def test_evaluation_decodes_with_the_loop(place):
     (['--data', 'pairs.tsv=x'], "data: 'pairs.tsv=x': 'x' is no weight; give a number"),
     (['--data', 'pairs.tsv=-1'], "mixture: 'pairs.tsv' has weight -1.0"),
     (['--data', 'cut.jsonl'], 'cut.jsonl, line 2: no JSON'),
-    (['--init', 'absent'], 'none beside'),
+    (['--init', 'absent'], 'weights: nothing is at'),
     (['--vocabulary', 'absent.model'], 'vocabulary: no file'),
     (['--dtype', 'float16'], "dtype='float16'"),
-    (['--mesh_model', '3'], 'has size 16, which model=3 does not divide'),
+    (
+      ['--mesh_model', '3'],
+      'has size 2, which model=3 does not divide; give --mesh_model 1',
+    ),
     (['--mesh_data', '9'], 'takes 9 devices and there are 8'),
     (['--valid', 'nothing'], "task: 'nothing' is unknown"),
   ],

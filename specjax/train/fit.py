@@ -104,15 +104,19 @@ def fit(
   update = jax.jit(step_fn, donate_argnums=(0, 1), out_shardings=out_shardings)
   multiple = config.accumulate * (1 if mesh is None else mesh.shape[DATA])
 
-  with AsyncSaver(folder / 'state', keep=2) as saver, _progress() as progress:
+  with AsyncSaver(folder / 'state', keep=2) as saver:
     state = TrainState(params, opt_state, 0)
     params, opt_state, step = resuming.begin(saver, state, folder, resume, identity)
     del state
-    task = progress.add_task('train', total=config.total_steps, completed=step)
     saved_at = logged_at = time.monotonic()
     window: list[tuple[jax.Array, jax.Array]] = []
     tokens = 0
-    with resuming.advice(saver, folder), MetricsWriter(folder, step) as metrics:
+    with (
+      resuming.advice(saver, folder),
+      MetricsWriter(folder, step) as metrics,
+      _progress() as progress,
+    ):
+      task = progress.add_task('train', total=config.total_steps, completed=step)
       for batch in itertools.islice(batches(step), max(0, config.total_steps - step)):
         batch = prepare(params, step, batch)
         tokens += sum(int(np.count_nonzero(ids)) for ids in batch[:2])
@@ -153,7 +157,7 @@ def fit(
           if not isinstance(found, str):
             metrics.write(step, {f'eval/{name}': x for name, x in found.items()})
             found = ', '.join(f'{name} {x:.3f}' for name, x in found.items())
-          progress.console.print(f'step {step} saved. {found}', soft_wrap=True)
+          progress.console.print(f'step {step} saved. {found}'.rstrip(), soft_wrap=True)
           saved_at = logged_at = time.monotonic()
       saver.wait()
   return TrainState(params, opt_state, step)

@@ -120,7 +120,7 @@ def _restore(saver: AsyncSaver, state: Any, folder: Path, step: int | None) -> A
   try:
     *found, expected = saver.restore((*state, jnp.uint32(0)))
   except Exception as error:  # each layer below has its own kinds
-    reason = ' '.join(str(error).split())[:200]
+    reason = ' '.join(str(error).split()).partition('. ')[0][:200]
     raise ValueError(f'{damaged} ({reason}); {remedy}') from error
   if int(checksum(tuple(found[:2]))) != int(expected):
     raise ValueError(f'{damaged} (its checksum differs); {remedy}')

@@ -8,7 +8,9 @@ given, and a training state into the shardings of the caller's example.
 import contextlib
 import glob
 import json
+import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -139,6 +141,7 @@ class AsyncSaver:
     if keep < 1:
       raise ValueError(f'keep: {keep}; give 1 or more')
     self._place = files.resolve(path)
+    logging.getLogger('absl').addFilter(_is_not_orbaxs)
     options = ocp.CheckpointManagerOptions(
       max_to_keep=keep, cleanup_tmp_directories=True, enable_async_checkpointing=True
     )
@@ -198,6 +201,9 @@ class AsyncSaver:
       yield
     except Exception as error:  # Orbax and TensorStore have their own kinds
       reason = ' '.join(str(error).split())[:200]
+      # The system's own words stand behind many of TensorStore's.
+      if code := re.search(r"os_error_code='(\d+)'", str(error)):
+        reason = os.strerror(int(code[1]))
       raise ValueError(
         f'checkpoint: cannot write {self._place} ({reason}); free some space or '
         'choose another disk'
@@ -223,7 +229,15 @@ class AsyncSaver:
 
   def close(self) -> None:
     """Waits and ends the background threads."""
-    self._manager.close()
+    try:
+      self._manager.close()
+    finally:
+      logging.getLogger('absl').removeFilter(_is_not_orbaxs)
+
+
+def _is_not_orbaxs(record: logging.LogRecord) -> bool:
+  """Orbax logs pages of tracebacks for each error, which it raises as well."""
+  return 'orbax' not in record.pathname
 
 
 def _read_json(path: str) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def learn(
   Raises:
     ValueError: widths of the logits differ, or see `fit`.
   """
-  folder.mkdir(parents=True, exist_ok=True)
+  resuming.make_folder(folder)
   target, total_steps = material.target, config.fit.total_steps
   if config.model.vocab_size != target.config.vocab_size:
     raise ValueError(
@@ -276,7 +276,7 @@ def distill(
     recipe: see `learn`; None: `learn_answers`.
     resume: go on from the checkpoint in `folder`.
   """
-  folder.mkdir(parents=True, exist_ok=True)
+  resuming.make_folder(folder)
   teacher = store.load(target)
   if recipe is None:
     return learn_answers(config, teacher, folder, resume=resume)

@@ -91,7 +91,7 @@ def fit(
       a checkpoint that is damaged or of another run; a loss that is not finite; a
       disk that is full. The message says what is saved and how to go on.
   """
-  folder.mkdir(parents=True, exist_ok=True)
+  resuming.make_folder(folder)
   optimizer, schedule = make_optimizer(config), make_schedule(config)
   params, opt_state, out_shardings = _place(optimizer, params, mesh)
 

@@ -42,6 +42,20 @@ def is_finite(tree: Any) -> jax.Array:
   )
 
 
+def make_folder(folder: Path) -> None:
+  """Makes a run's folder, if it is absent.
+
+  Raises:
+    ValueError: it can not be made.
+  """
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise ValueError(
+      f'folder: cannot make {folder} ({error.strerror}); choose another place'
+    ) from error
+
+
 def save(saver: AsyncSaver, state: Any) -> None:
   """Saves a `TrainState` under its step, unless it is no use to go on from.
 

@@ -22,7 +22,7 @@ from specjax.data import corpus, mixture, pairs, text
 from specjax.data import vocabulary as vocabulary_lib
 from specjax.models import t5
 from specjax.parallel import mesh as mesh_lib
-from specjax.train import loss
+from specjax.train import loss, resuming
 from specjax.train.config import (
   DataConfig,
   TrainConfig,
@@ -161,7 +161,7 @@ def train(
     mesh = mesh_lib.make_mesh(config.mesh.data, config.mesh.model)
   sources = open_sources(config.data, vocabulary)
   evaluate = make_evaluate(config, vocabulary, mesh)
-  folder.mkdir(parents=True, exist_ok=True)
+  resuming.make_folder(folder)
   if vocabulary_path != vocabulary_lib.BYTES:  # the model can be decoded from there
     copy = folder / vocabulary_lib.NAMES[0]
     store.write_atomically(copy, files.read(vocabulary_path))

@@ -27,7 +27,7 @@ CONFIG = TrainConfig(
 def test_turns_have_the_same_steps_and_the_first_does_not_count(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'pairs.tsv').write_text(''.join(f'say {n}\t{n}\n' for n in range(40)))
-  minimal, ours = [], []
+  minimal = []
 
   def keep(loss_fn, optimizer, params):
     run = original(loss_fn, optimizer, params)

@@ -157,9 +157,12 @@ def fit(
           if not isinstance(found, str):
             metrics.write(step, {f'eval/{name}': x for name, x in found.items()})
             found = ', '.join(f'{name} {x:.3f}' for name, x in found.items())
-          progress.console.print(f'step {step} saved. {found}'.rstrip(), soft_wrap=True)
+          progress.console.print(
+            f'step {step} checkpoint. {found}'.rstrip(), soft_wrap=True
+          )
           saved_at = logged_at = time.monotonic()
       saver.wait()
+      progress.console.print(f'step {step} saved.')
   return TrainState(params, opt_state, step)
 
 

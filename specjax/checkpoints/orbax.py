@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import shutil
+import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -141,7 +142,8 @@ class AsyncSaver:
     if keep < 1:
       raise ValueError(f'keep: {keep}; give 1 or more')
     self._place = files.resolve(path)
-    logging.getLogger('absl').addFilter(_is_not_orbaxs)
+    for name in ('absl', 'asyncio'):
+      logging.getLogger(name).addFilter(_is_no_error_of_orbax)
     options = ocp.CheckpointManagerOptions(
       max_to_keep=keep, cleanup_tmp_directories=True, enable_async_checkpointing=True
     )
@@ -229,15 +231,16 @@ class AsyncSaver:
 
   def close(self) -> None:
     """Waits and ends the background threads."""
-    try:
-      self._manager.close()
-    finally:
-      logging.getLogger('absl').removeFilter(_is_not_orbaxs)
+    self._manager.close()
 
 
-def _is_not_orbaxs(record: logging.LogRecord) -> bool:
-  """Orbax logs pages of tracebacks for each error, which it raises as well."""
-  return 'orbax' not in record.pathname
+def _is_no_error_of_orbax(record: logging.LogRecord) -> bool:
+  """Orbax raises its errors; it and asyncio log pages of tracebacks of them too."""
+  if record.levelno < logging.ERROR:
+    return True
+  trace = record.exc_info[2] if record.exc_info else None
+  text = f'{record.pathname} {record.getMessage()} {traceback.format_tb(trace)}'
+  return 'orbax' not in text
 
 
 def _read_json(path: str) -> dict[str, Any]:

@@ -118,11 +118,16 @@ def _check_identity(folder: Path, identity: Mapping[str, Any]) -> None:
       'another one in another folder'
     ) from error
   for field, now in json.loads(json.dumps(identity)).items():
-    if began.get(field) != now:
-      raise ValueError(
-        f'{field}: {now} is not what the run in {folder} began with, which is '
-        f'{began.get(field)}; resume with the same, or name another folder'
-      )
+    before = began.get(field)
+    if before == now:
+      continue
+    if isinstance(before, dict) and isinstance(now, dict):  # say what differs
+      names = [name for name in now if now[name] != before.get(name)] or [*before]
+      now, before = ({name: x.get(name) for name in names} for x in (now, before))
+    raise ValueError(
+      f'{field}: {now} is not what the run in {folder} began with, which is '
+      f'{before}; resume with the same, or name another folder'
+    )
 
 
 def _restore(saver: AsyncSaver, state: Any, folder: Path, step: int | None) -> Any:

@@ -1,5 +1,7 @@
 """The throughput benchmark: both loops take as many steps, in turns."""
 
+import pytest
+
 from specjax.models import t5
 from specjax.train import bench
 from specjax.train.config import DataConfig, FitConfig, TrainConfig
@@ -24,6 +26,7 @@ CONFIG = TrainConfig(
 )
 
 
+@pytest.mark.slow
 def test_turns_have_the_same_steps_and_the_first_does_not_count(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'pairs.tsv').write_text(''.join(f'say {n}\t{n}\n' for n in range(40)))

@@ -62,7 +62,12 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-  ('data', 'model', 'accumulate'), [(2, 1, 1), (1, 2, 1), (2, 2, 2)]
+  ('data', 'model', 'accumulate'),
+  [
+    pytest.param(2, 1, 1, marks=pytest.mark.slow),
+    pytest.param(1, 2, 1, marks=pytest.mark.slow),
+    (2, 2, 2),
+  ],
 )
 def test_a_mesh_trains_as_one_device(tmp_path, alone, data, model, accumulate):
   mesh = make_mesh(data, model)
@@ -83,6 +88,7 @@ def test_a_mesh_trains_as_one_device(tmp_path, alone, data, model, accumulate):
     assert len(kernel.sharding.device_set) == data * model
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_on_other_devices(tmp_path):
   short = dataclasses.replace(ADAMW, total_steps=2)
   saved, _ = _train(tmp_path, make_mesh(1, 2), short)

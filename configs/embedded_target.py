@@ -3,7 +3,7 @@
 Deep rather than wide in the decoder, so that a draft of one layer is cheap
 beside it; the tied embedding saves a sixth of the parameters.
 
-  python -m specjax.train.train --config configs/embedded_target.py \
+  python -m specjax.train --config configs/embedded_target.py \
       --folder runs/embedded_target
 """
 

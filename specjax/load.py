@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax import vocabulary as vocabulary_lib
 from specjax.checkpoints import files, formats, hf, store
 from specjax.checkpoints.leaves import restore
 from specjax.config import CACHE_DTYPES, TARGET_WEIGHTS, check_choice
 from specjax.core.types import Model, Output, Params
+from specjax.data import vocabulary as vocabulary_lib
 from specjax.data.text import Vocabulary
 from specjax.generation import SOURCE_BUCKETS
 from specjax.models.quantized import int8_model, quantize_int8

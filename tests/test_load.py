@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import run, vocabulary
+from specjax import run
 from specjax.checkpoints import convert, files, formats, hf, leaves
 from specjax.command import session
 from specjax.config import SamplingConfig
 from specjax.core.types import Output
 from specjax.core.warp import make_sampling
+from specjax.data import vocabulary
 from specjax.load import ASSETS, load_pair, resize_vocab
 from specjax.models.t5 import Transformer, t5_model
 from specjax.testing import chi_square, tiny_pair

@@ -5,11 +5,15 @@ it: weights are read block by block into whatever shardings `leaves.restore` is
 given, and a training state into the shardings of the caller's example.
 """
 
+import contextlib
 import glob
 import json
+import logging
 import os
+import re
 import shutil
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import flax.traverse_util
@@ -138,6 +142,8 @@ class AsyncSaver:
     if keep < 1:
       raise ValueError(f'keep: {keep}; give 1 or more')
     self._place = files.resolve(path)
+    for name in ('absl', 'asyncio'):
+      logging.getLogger(name).addFilter(_is_no_error_of_orbax)
     options = ocp.CheckpointManagerOptions(
       max_to_keep=keep, cleanup_tmp_directories=True, enable_async_checkpointing=True
     )
@@ -146,13 +152,20 @@ class AsyncSaver:
   def __enter__(self) -> 'AsyncSaver':
     return self
 
-  def __exit__(self, *_: Any) -> None:
-    self.close()
+  def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+    # What went wrong first is what is to be said.
+    with contextlib.suppress(*([Exception] if kind else [])):
+      self.close()
 
   @property
   def latest_step(self) -> int | None:
     """The newest step; one that is being written counts, see `wait`."""
     return self._manager.latest_step()
+
+  @property
+  def steps(self) -> list[int]:
+    """The steps that are wholly on disk, oldest first."""
+    return sorted(int(name) for name in files.names(self._place) if name.isdigit())
 
   def save(self, step: int, state: Any) -> None:
     """Copies a state off the devices and returns; writing goes on behind.
@@ -163,18 +176,40 @@ class AsyncSaver:
         changed once this returns.
 
     Raises:
-      ValueError: the step is not new.
+      ValueError: the step is not new, or this or the save before could not be
+        written.
     """
     latest = self.latest_step
     if latest is not None and step <= latest:
       raise ValueError(
         f'step: {step}, but {self._place} has step {latest}; give a later one'
       )
-    self._manager.save(step, args=ocp.args.StandardSave(state), force=True)
+    with self._writing():
+      self._manager.save(step, args=ocp.args.StandardSave(state), force=True)
 
   def wait(self) -> None:
-    """Returns when all that was saved is on disk; raises what went wrong."""
-    self._manager.wait_until_finished()
+    """Returns when all that was saved is on disk.
+
+    Raises:
+      ValueError: it could not be written.
+    """
+    with self._writing():
+      self._manager.wait_until_finished()
+      self._manager.check_for_errors()
+
+  @contextlib.contextmanager
+  def _writing(self) -> Iterator[None]:
+    try:
+      yield
+    except Exception as error:  # Orbax and TensorStore have their own kinds
+      reason = ' '.join(str(error).split())[:200]
+      # The system's own words stand behind many of TensorStore's.
+      if code := re.search(r"os_error_code='(\d+)'", str(error)):
+        reason = os.strerror(int(code[1]))
+      raise ValueError(
+        f'checkpoint: cannot write {self._place} ({reason}); free some space or '
+        'choose another disk'
+      ) from error
 
   def restore(self, like: Any, step: int | None = None) -> Any:
     """Reads a state, every value as it was saved, when all saving is done.
@@ -197,6 +232,15 @@ class AsyncSaver:
   def close(self) -> None:
     """Waits and ends the background threads."""
     self._manager.close()
+
+
+def _is_no_error_of_orbax(record: logging.LogRecord) -> bool:
+  """Orbax raises its errors; it and asyncio log pages of tracebacks of them too."""
+  if record.levelno < logging.ERROR:
+    return True
+  trace = record.exc_info[2] if record.exc_info else None
+  text = f'{record.pathname} {record.getMessage()} {traceback.format_tb(trace)}'
+  return 'orbax' not in text
 
 
 def _read_json(path: str) -> dict[str, Any]:

@@ -36,6 +36,7 @@ class TaskData(NamedTuple):
     targets: references, after the task's postprocessing; most are texts.
     metrics: `(targets, predictions) -> scores`.
     postprocess: `(text, number of the source) -> prediction`.
+    target_texts: what a model is trained to say; None: the targets are that.
   """
 
   name: str
@@ -44,6 +45,7 @@ class TaskData(NamedTuple):
   targets: list[Any]
   metrics: tuple[Callable[..., dict[str, Any]], ...]
   postprocess: Callable[[str, int], Any] = lambda text, index: text
+  target_texts: list[str] | None = None
 
 
 class TextTask(NamedTuple):
@@ -242,6 +244,7 @@ def _read_seqio(task: Any, split: str, num_examples: int | None) -> TaskData:
     lambda text, index: task.postprocess_fn(
       text, example=examples[index], is_target=False
     ),
+    [_text(task, example, 'targets') for example in examples],
   )
 
 

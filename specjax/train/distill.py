@@ -23,7 +23,7 @@ from specjax.core import warp as warps
 from specjax.data import corpus, text
 from specjax.models import t5
 from specjax.parallel import topology
-from specjax.train import shape_costs, slicing, texts
+from specjax.train import resuming, shape_costs, slicing, texts
 from specjax.train.answers import (
   answer,
   answer_train_split,
@@ -147,7 +147,7 @@ def learn(
   Raises:
     ValueError: widths of the logits differ, or see `fit`.
   """
-  folder.mkdir(parents=True, exist_ok=True)
+  resuming.make_folder(folder)
   target, total_steps = material.target, config.fit.total_steps
   if config.model.vocab_size != target.config.vocab_size:
     raise ValueError(
@@ -198,7 +198,20 @@ def learn(
     ),
     observe=selection.observe,
     resume=resume,
+    identity={**identify(config, target), 'recipe': dataclasses.asdict(recipe)},
   )
+
+
+def identify(config: DistillConfig, target: store.Checkpoint) -> dict[str, Any]:
+  """What makes a run the one that it is: another is not resumed."""
+  return {
+    'model': config.model.to_dict(),
+    'data': dataclasses.asdict(config.data),
+    'optimizer': config.fit.optimizer,
+    'seed': config.fit.seed,
+    'corpus_sha256': corpus.corpus_sha256(),
+    'target': int(resuming.checksum(target.params)),
+  }
 
 
 def read_material(
@@ -263,7 +276,7 @@ def distill(
     recipe: see `learn`; None: `learn_answers`.
     resume: go on from the checkpoint in `folder`.
   """
-  folder.mkdir(parents=True, exist_ok=True)
+  resuming.make_folder(folder)
   teacher = store.load(target)
   if recipe is None:
     return learn_answers(config, teacher, folder, resume=resume)
@@ -314,6 +327,11 @@ def learn_answers(
     export=export,
     evaluate=make_agreement(config.model, valid),
     resume=resume,
+    identity={
+      **identify(config, target),
+      'hard_weight': config.hard_weight,
+      'answers': len(answers),
+    },
   )
 
 

@@ -1,173 +1,289 @@
-"""Trains a T5 on the embedded corpus: `python -m specjax.train.train --config FILE`.
+"""Trains a T5: `python -m specjax.train --config FILE --folder FOLDER`.
 
-Teacher forcing, cross-entropy over the targets' tokens, `fit`'s Adafactor.
+Teacher forcing with T5X's loss, from random weights or from a checkpoint, on files of
+pairs, on spans of plain text, or on tasks; see docs/training.md.
 """
 
 import dataclasses
-import itertools
+import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import flax.traverse_util
 import jax
 import jax.numpy as jnp
-import optax
 import tyro
+from jax.sharding import Mesh
 
-from specjax.checkpoints import store
-from specjax.data import corpus, text
+from specjax.checkpoints import files, formats, leaves, store
+from specjax.data import corpus, mixture, pairs, text
+from specjax.data import vocabulary as vocabulary_lib
 from specjax.models import t5
-from specjax.train.config import DataConfig, TrainConfig, load_config, run_command
+from specjax.parallel import mesh as mesh_lib
+from specjax.train import loss, resuming
+from specjax.train.config import (
+  DataConfig,
+  TrainConfig,
+  load_config,
+  run_command,
+)
+from specjax.train.evaluate import make_evaluate
 from specjax.train.fit import TrainState, fit
+from specjax.train.loss import cross_entropy, shift_right, teacher_forcing
+from specjax.train.metrics import has_tensorboard
+from specjax.train.optimizer import param_shardings
 
+__all__ = ['cross_entropy', 'shift_right', 'teacher_forcing', 'train']
+
+EMBEDDED = 'embedded'
 VOCABULARY_PATH = Path(__file__).parents[1] / 'assets' / 'vocab.model'
+# Embeddings are padded to a multiple of 128, or of that for each device.
+MAX_PADDING = 1024
 
 
-def shift_right(targets_BT: jax.Array) -> jax.Array:
-  """Decoder inputs: the start token 0, then all targets but the last."""
-  return jnp.pad(targets_BT, ((0, 0), (1, 0)))[:, :-1]
-
-
-def init_params(config: t5.T5Config, seed: int) -> Any:
-  """T5's random initial parameters."""
+def init_params(config: t5.T5Config, seed: int, mesh: Mesh | None = None) -> Any:
+  """T5's random initial parameters, float32; on a mesh each device makes its own."""
   tokens = jnp.zeros((1, 1), jnp.int32)
-  init = jax.jit(t5.Transformer(config).init)
-  return init(jax.random.key(seed), tokens, tokens)['params']
+
+  def init(key):
+    return t5.Transformer(config).init(key, tokens, tokens)['params']
+
+  key = jax.random.key(seed)
+  if mesh is None:
+    return jax.jit(init)(key)
+  placed = param_shardings(jax.eval_shape(init, key), mesh)
+  return jax.jit(init, out_shardings=placed)(key)
 
 
-def teacher_forcing(model: t5.T5Config) -> Callable[..., jax.Array]:
-  """`(params, sources_BE, targets_BT) -> logits_BTV`, the law of each target."""
-  network = t5.Transformer(model)
+def restore_params(weights: leaves.Weights, mesh: Mesh | None = None) -> Any:
+  """A checkpoint's parameters in float32; on a mesh each device reads its own."""
+  if mesh is None:
+    return leaves.restore(weights)
+  tree = flax.traverse_util.unflatten_dict(
+    {
+      name: jax.ShapeDtypeStruct(leaf.shape, 'float32')
+      for name, leaf in weights.leaves.items()
+    },
+    sep='/',
+  )
+  placed = flax.traverse_util.flatten_dict(param_shardings(tree, mesh), sep='/')
+  return leaves.restore(weights, shardings=placed)
 
-  def logits(params: Any, sources_BE: Any, targets_BT: Any) -> Any:
-    return network.apply({'params': params}, sources_BE, shift_right(targets_BT))
 
-  return logits
-
-
-def cross_entropy(
-  model: t5.T5Config, z_loss: float = 1e-4
-) -> Callable[[Any, corpus.Batch], jax.Array]:
-  """The mean of -log p(target token) over all tokens that are not padding.
+def find_vocabulary(vocabulary: str, init: str | None) -> tuple[text.Vocabulary, str]:
+  """A run's vocabulary, and its file or 'bytes'.
 
   Args:
-    model: the network's shape.
-    z_loss: weight of log(Z)^2, which keeps the logits' normaliser near 1.
+    vocabulary: of `DataConfig`; 'embedded' is what lies beside `init`, if that is
+      given.
+    init: a checkpoint.
 
-  Returns:
-    `(params, batch) -> loss`.
+  Raises:
+    ValueError: there is none, or it can not be read.
   """
-  logits = teacher_forcing(model)
+  if vocabulary == EMBEDDED:
+    place, given = files.resolve(VOCABULARY_PATH if init is None else init), None
+  else:
+    place, given = files.resolve(vocabulary), vocabulary
+  found, path = vocabulary_lib.find(place, given), vocabulary_lib.locate(place, given)
+  if found is None or path is None:
+    raise ValueError(
+      f'vocabulary: none beside {place} (looked for '
+      f'{", ".join(vocabulary_lib.NAMES)}); name it with --vocabulary'
+    )
+  return found, path
 
-  def loss(params: Any, batch: corpus.Batch) -> jax.Array:
-    targets_BT = jnp.asarray(batch.targets_BT)
-    logits_BTV = logits(params, batch.sources_BE, targets_BT)
-    log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
-    chosen_BT = jnp.take_along_axis(logits_BTV, targets_BT[..., None], -1)[..., 0]
-    real_BT = targets_BT != text.PAD_ID
-    losses_BT = log_z_BT - chosen_BT + z_loss * jnp.square(log_z_BT)
-    return jnp.sum(losses_BT, where=real_BT) / jnp.sum(real_BT)
 
-  return loss
+def open_sources(
+  data: DataConfig, vocabulary: text.Vocabulary
+) -> list[tuple[mixture.Source, float]]:
+  """The mixture's sources, read and encoded, with their weights."""
+  return [
+    (
+      mixture.open_source(
+        name,
+        vocabulary,
+        max_source=data.max_source,
+        noise_density=data.noise_density,
+        mean_span=data.mean_span,
+        task_module=data.task_module,
+      ),
+      weight,
+    )
+    for name, weight in data.mixture
+  ]
 
 
-def corpus_batches(
-  config: DataConfig, vocabulary: text.Vocabulary, seed: int, start: int = 0
+def source_batches(
+  config: TrainConfig,
+  sources: list[tuple[mixture.Source, float]],
+  start: int = 0,
 ) -> Iterator[corpus.Batch]:
   """Endless training batches; the stream from `start` on is the same stream."""
-  examples = corpus.read_corpus('train')
-
-  def stream():
-    for epoch in itertools.count():
-      chosen = corpus.epoch_examples(examples, dict(config.mixture), seed, epoch)
-      yield from corpus.batch_pairs(
-        (corpus.encode_example(vocabulary, e, config.max_source) for e in chosen),
-        config.buckets,
-        config.tokens_per_batch,
-        f'{seed}/{epoch}',
-      )
-
-  return itertools.islice(stream(), start, None)
+  return mixture.endless_batches(
+    sources,
+    config.data.buckets,
+    config.data.tokens_per_batch,
+    config.fit.seed,
+    start,
+  )
 
 
-def make_evaluate(
-  config: TrainConfig, vocabulary: text.Vocabulary, num_examples: int = 160
-) -> Callable[[Any], str]:
-  """Per task, teacher-forced loss and accuracy per token on the valid split."""
-  logits = teacher_forcing(config.model)
-  examples = corpus.read_corpus('valid')
-  examples += corpus.fix_examples(examples)
-  source, target = config.data.buckets[-1]
+def train(
+  config: TrainConfig,
+  folder: Path,
+  *,
+  resume: bool = False,
+  init: str | None = None,
+) -> TrainState:
+  """Trains a T5 and leaves `model.safetensors` (bfloat16) in `folder`.
 
-  @jax.jit
-  def count(params, batch):
-    targets_BT = batch.targets_BT
-    real_BT = targets_BT != text.PAD_ID
-    logits_BTV = logits(params, batch.sources_BE, targets_BT)
-    losses_BT = optax.softmax_cross_entropy_with_integer_labels(logits_BTV, targets_BT)
-    right_BT = real_BT & (jnp.argmax(logits_BTV, -1) == targets_BT)
-    return jnp.stack([jnp.sum(losses_BT, where=real_BT), right_BT.sum(), real_BT.sum()])
+  Args:
+    config: everything about the run.
+    folder: of the run; made if absent.
+    resume: go on from the checkpoint in `folder`.
+    init: a checkpoint of any format to begin with, whose shape replaces
+      `config.model`'s; None: random weights.
 
-  batches = {}
-  for task, _ in config.data.mixture:
-    pairs = [
-      corpus.encode_example(vocabulary, e, source) for e in examples if e.task == task
-    ]
-    batches[task] = list(
-      corpus.batch_pairs(pairs[:num_examples], [(source, target)], 4096, '0')
-    )
-
-  def evaluate(params: Any) -> str:
-    parts = []
-    for task, task_batches in batches.items():
-      loss, right, real = sum(count(params, batch) for batch in task_batches)
-      parts.append(f'{task}: loss {loss / real:.3f}, accuracy {right / real:.3f}')
-    return '; '.join(parts)
-
-  return evaluate
-
-
-def train(config: TrainConfig, folder: Path, *, resume: bool = False) -> TrainState:
-  """Trains a T5 and leaves `model.safetensors` (bfloat16) in `folder`."""
-  vocabulary = text.sentencepiece_vocabulary(VOCABULARY_PATH)
+  Raises:
+    ValueError: bad input, or what `fit` raises.
+  """
+  vocabulary, vocabulary_path = find_vocabulary(config.data.vocabulary, init)
+  weights = None if init is None else formats.open_weights(init)
+  if weights is not None:
+    model = dataclasses.replace(weights.config, dtype=config.model.dtype)
+    config = dataclasses.replace(config, model=model)
+  _check_width(config.model.vocab_size, vocabulary.size)
+  mesh = None
+  if (config.mesh.data, config.mesh.model) != (1, 1):
+    mesh = mesh_lib.make_mesh(config.mesh.data, config.mesh.model)
+  sources = open_sources(config.data, vocabulary)
+  evaluate = make_evaluate(config, vocabulary, mesh)
+  resuming.make_folder(folder)
+  if vocabulary_path != vocabulary_lib.BYTES:  # the model can be decoded from there
+    copy = folder / vocabulary_lib.NAMES[0]
+    store.write_atomically(copy, files.read(vocabulary_path))
+  if not has_tensorboard():
+    print("metrics.jsonl only: pip install 'specjax[tensorboard]' adds event files")
+  notes = {
+    'seed': config.fit.seed,
+    'corpus_sha256': corpus.corpus_sha256(),
+    'data_sha256': {
+      source.path: pairs.sha256(source.path) for source, _ in sources if source.path
+    },
+  }
   began = time.monotonic()
 
   def export(params, step):
-    notes = {
-      'step': step,
-      'seed': config.fit.seed,
-      'corpus_sha256': corpus.corpus_sha256(),
-      'seconds_of_this_run': round(time.monotonic() - began),
-    }
-    store.save(folder / 'model.safetensors', params, config.model, notes=notes)
+    seconds = round(time.monotonic() - began)
+    about = {'step': step, **notes, 'seconds_of_this_run': seconds}
+    store.save(folder / 'model.safetensors', params, config.model, notes=about)
 
+  loss_fn, factor = loss.from_config(config.model, config.loss)
   return fit(
     config.fit,
-    cross_entropy(config.model),
-    init_params(config.model, config.fit.seed),
-    lambda step: corpus_batches(config.data, vocabulary, config.fit.seed, step),
+    loss_fn,
+    init_params(config.model, config.fit.seed, mesh)
+    if weights is None
+    else restore_params(weights, mesh),
+    functools.partial(source_batches, config, sources),
     folder,
     export=export,
-    evaluate=make_evaluate(config, vocabulary),
+    evaluate=evaluate,
     resume=resume,
+    factor=factor,
+    mesh=mesh,
+    identity={
+      'model': config.model.to_dict(),
+      'data': dataclasses.asdict(config.data),
+      'loss': dataclasses.asdict(config.loss),
+      'optimizer': config.fit.optimizer,
+      'vocabulary_size': vocabulary.size,
+      **notes,
+    },
   )
+
+
+def _check_width(width: int, size: int) -> None:
+  """Padding may differ, vocabularies may not."""
+  if not size <= width < size + MAX_PADDING:
+    raise ValueError(
+      f'vocabulary: it has {size} ids and the model {width} logits; name its own with '
+      '--vocabulary, or set model.vocab_size'
+    )
+
+
+def _weighted(name: str) -> tuple[str, float]:
+  """'NAME=WEIGHT' or 'NAME'."""
+  head, equals, tail = name.rpartition('=')
+  if not equals:
+    return name, 1.0
+  try:
+    return head, float(tail)
+  except ValueError as error:
+    raise ValueError(f'data: {name!r}: {tail!r} is no weight; give a number') from error
 
 
 def main(
   config: Annotated[str, tyro.conf.arg(help='A file that defines CONFIG.')],
   folder: Annotated[str, tyro.conf.arg(help='Where checkpoints go.')],
   resume: Annotated[bool, tyro.conf.arg(help='Go on from the checkpoint.')] = False,
+  init: Annotated[
+    str | None, tyro.conf.arg(help='Checkpoint to fine-tune, of any format.')
+  ] = None,
+  data: Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(help='SOURCE or SOURCE=WEIGHT each; replaces data.mixture.'),
+  ] = (),
+  valid: Annotated[
+    tuple[str, ...], tyro.conf.arg(help='Held-out sources; replaces eval.sources.')
+  ] = (),
+  vocabulary: Annotated[
+    str | None, tyro.conf.arg(help="SentencePiece file, or 'bytes'.")
+  ] = None,
+  decode_examples: Annotated[
+    int | None, tyro.conf.arg(help='Replaces eval.decode_examples.')
+  ] = None,
   total_steps: Annotated[
     int | None, tyro.conf.arg(help='Replaces fit.total_steps.')
   ] = None,
+  learning_rate: Annotated[
+    float | None, tyro.conf.arg(help='Replaces fit.learning_rate.')
+  ] = None,
+  dtype: Annotated[
+    str | None, tyro.conf.arg(help='Of activations: float32 or bfloat16.')
+  ] = None,
+  mesh_data: Annotated[
+    int | None, tyro.conf.arg(help='Groups of devices that split the rows.')
+  ] = None,
+  mesh_model: Annotated[
+    int | None, tyro.conf.arg(help='Devices that split the parameters.')
+  ] = None,
 ) -> None:
-  """Trains a T5 on the embedded corpus."""
+  """Trains a T5."""
+
+  def changed(part: Any, **fields: Any) -> Any:
+    given = {name: value for name, value in fields.items() if value not in (None, ())}
+    return dataclasses.replace(part, **given)
+
   loaded = load_config(config, TrainConfig)
-  if total_steps is not None:
-    schedule = dataclasses.replace(loaded.fit, total_steps=total_steps)
-    loaded = dataclasses.replace(loaded, fit=schedule)
-  train(loaded, Path(folder).expanduser(), resume=resume)
+  parts = {
+    'model': changed(loaded.model, dtype=dtype),
+    'fit': changed(loaded.fit, total_steps=total_steps, learning_rate=learning_rate),
+    'data': changed(
+      loaded.data, mixture=tuple(map(_weighted, data)), vocabulary=vocabulary
+    ),
+    'eval': changed(loaded.eval, sources=valid, decode_examples=decode_examples),
+    'mesh': changed(loaded.mesh, data=mesh_data, model=mesh_model),
+  }
+  train(
+    dataclasses.replace(loaded, **parts),
+    Path(folder).expanduser(),
+    resume=resume,
+    init=init,
+  )
 
 
 if __name__ == '__main__':

@@ -386,6 +386,9 @@ def test_a_draft_cut_from_its_target_learns(tmp_path, capsys):
   )
   assert after < 0.7 * before
   assert 'the best so far' in capsys.readouterr().out
+  other = dataclasses.replace(recipe, divergence='tvd')
+  with pytest.raises(ValueError, match=r'recipe: .*tvd.* is not what the run in'):
+    distill.learn(CONFIG, other, MATERIAL, tmp_path, measure=measure, resume=True)
 
 
 def test_cost_by_the_roofline_and_as_told():

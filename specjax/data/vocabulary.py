@@ -34,18 +34,27 @@ def find(place: str, given: str | Path | None = None) -> Vocabulary | None:
   Raises:
     ValueError: it can not be read.
   """
+  path = locate(place, given)
+  if path is None:
+    return None
   folder = folder_of(place)
   manifest = read_manifest(folder)
   tokenizer = _read_json(f'{folder}/tokenizer_config.json')
-  name = str(given or manifest.get('vocabulary') or _beside(folder, tokenizer) or '')
-  if not name:
-    return None
   extra_ids = manifest.get('extra_ids', tokenizer.get('extra_ids'))
-  if name == BYTES:
+  if path == BYTES:
     default = _EXTRA_IDS if manifest else _BYTES_EXTRA_IDS
     return text.byte_vocabulary(default if extra_ids is None else extra_ids)
-  path = files.resolve(name if given else f'{folder}/{name}')
   return _sentencepiece(path, _EXTRA_IDS if extra_ids is None else extra_ids)
+
+
+def locate(place: str, given: str | Path | None = None) -> str | None:
+  """The path of what `find` reads, or 'bytes'; None if there is none."""
+  folder = folder_of(place)
+  tokenizer = _read_json(f'{folder}/tokenizer_config.json')
+  name = given or read_manifest(folder).get('vocabulary') or _beside(folder, tokenizer)
+  if not name or str(name) == BYTES:
+    return BYTES if name else None
+  return files.resolve(name if given else f'{folder}/{name}')
 
 
 def folder_of(place: str) -> str:

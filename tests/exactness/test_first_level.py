@@ -229,6 +229,7 @@ def decode_mutant(*args, **static):
 
 
 @pytest.mark.parametrize('name', ['token', 'block', 'control'])
+@pytest.mark.slow
 def test_clean_loop_passes_where_mutants_fail(name):
   assert min(mutant_p_values(sample_switched(name))) > LEVEL
 
@@ -239,6 +240,7 @@ def test_mutant_verifier_fails(name):
 
 
 @pytest.mark.parametrize('mutant', OTHER_MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.slow
 def test_mutant_loop_fails(mutant):
   eos_id = 1 if mutant.needs_eos else None
   with mutant.applied(CLEAN) as faulty:
@@ -252,6 +254,7 @@ def test_mutant_loop_fails(mutant):
   assert min(mutant_p_values(state, eos_id)) < LEVEL
 
 
+@pytest.mark.slow
 def test_clean_loop_with_eos_passes_where_mutants_fail():
   state = sample(CLEAN, mutant_tables(), num_tokens=NUM_TOKENS, eos_id=1)
   assert min(mutant_p_values(state, eos_id=1)) > LEVEL

@@ -173,6 +173,7 @@ def test_text_has_the_law_of_plain_decoding(plain, rule):
 
 
 @pytest.mark.parametrize('name', ['correction drawn from p', 'bonus from the last q'])
+@pytest.mark.slow
 def test_mutants_have_another_law(plain, name):
   assert min(p_values(speculative_samples(name, 512), plain)) < LEVEL
 

@@ -188,6 +188,7 @@ def test_every_row_that_a_round_used_is_that_of_one_pass(rule):
 
 
 @pytest.mark.parametrize('name', FAULTS)
+@pytest.mark.slow
 def test_faults_of_a_cache_are_found(name):
   """A wrong slot of the target shows in p alone, one of the draft in q alone."""
   in_target, in_draft = FAULTS[name]

@@ -79,6 +79,7 @@ def drafts_with(draw, num_draft=4, num_rows=64):
   return np.asarray(draft.tokens_BG == recorded_BG)
 
 
+@pytest.mark.slow
 def test_drafts_are_drawn_from_what_is_recorded_bit_by_bit():
   # The injected draw names the array it was given, so that tokens tell.
   assert drafts_with(lambda key_B, logq_BV: checksum(logq_BV)).all()
@@ -87,6 +88,7 @@ def test_drafts_are_drawn_from_what_is_recorded_bit_by_bit():
   ).all()
 
 
+@pytest.mark.slow
 def test_no_bonus_has_the_right_law_and_the_wrong_rate():
   (slow,) = mutants.SLOW_MUTANTS
   state = toy.decode(slow.mutate(toy.clean()), toy.keys(2**15, 0))

@@ -141,9 +141,9 @@ class Choice(NamedTuple):
         'fast as plain decoding (encoders left out)'
       )
     return (
-      f'auto: {measured}: gamma 0, plain decoding is no slower here, because a round of '
-      f'gamma {self.rival} costs {costs.cost(self.rival):.2f} plain steps and brings '
-      f'the batch forward by {self.tokens:.2f} tokens'
+      f'auto: {measured}: gamma 0, plain decoding is no slower here, because a '
+      f'round of gamma {self.rival} costs {costs.cost(self.rival):.2f} plain steps and '
+      f'brings the batch forward by {self.tokens:.2f} tokens'
     )
 
   def to_dict(self) -> dict[str, Any]:

@@ -175,7 +175,8 @@ def test_the_command_line_sets_every_field():
   assert (task.task, task.split, task.num_examples, task.task_module) == (
     't', 's', 3, 'a.b'
   )  # fmt: skip
-  assert cli.parse([]) == RunConfig()
+  settled = SpeculationConfig(num_speculative_tokens=4)
+  assert cli.parse([]) == RunConfig(speculation=settled)
 
 
 @pytest.mark.parametrize(

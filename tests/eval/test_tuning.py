@@ -195,8 +195,7 @@ def fixed(alphas, costs, gamma, lengths_NB, *, seed=1):
 
 @pytest.mark.parametrize('costs', [CPU, CHEAP], ids=['cpu', 'cheap'])
 @pytest.mark.parametrize('alpha', [0.1, 0.5, 0.7, 0.9, 0.97])
-@pytest.mark.parametrize('rows', [1, 8])
-@pytest.mark.parametrize('spread', [0.0, 0.5])
+@pytest.mark.parametrize(('rows', 'spread'), [(1, 0.5), (8, 0.0), (8, 0.5)])
 def test_simulated_texts_take_hardly_longer_than_with_the_best_gamma(
   alpha, costs, rows, spread
 ):

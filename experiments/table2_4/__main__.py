@@ -109,6 +109,10 @@ def measure(
         'EMP': round(empirical.median, 2),
         'EMP_quartiles': [round(empirical.low, 2), round(empirical.high, 2)],
         'residual': round(residual.median - 1, 3),
+        'residual_quartiles': [
+          round(residual.low - 1, 3),
+          round(residual.high - 1, 3),
+        ],
       }
     )
   in_rounds = {

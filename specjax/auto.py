@@ -141,6 +141,8 @@ class AutoDecoder:
           (after.accepted_G - before.accepted_G).tolist(),
         )
         left, before = left - num_rounds, after
+        if after.is_done:
+          self._state = tuning.finish(self._state, after.longest)
         yield Segment(state, tuple(gammas))
     if not gammas:  # no row had a budget
       yield Segment(state, ())
@@ -243,14 +245,19 @@ class _Counts(NamedTuple):
   step: int
   row_rounds: int
   accepted_G: np.ndarray
+  longest: int
   is_done: bool
 
   @classmethod
   def of(cls, state: DecodeState) -> '_Counts':
     trace = state.trace
-    step, rounds_B, accepted_BG, done_B = jax.device_get(
-      (state.step, trace.rounds_B, trace.accepted_BG, state.done_B)
+    step, rounds_B, accepted_BG, length_B, done_B = jax.device_get(
+      (state.step, trace.rounds_B, trace.accepted_BG, state.length_B, state.done_B)
     )
     return cls(
-      int(step), int(rounds_B.sum()), accepted_BG.sum(axis=0), bool(done_B.all())
+      step=int(step),
+      row_rounds=int(rounds_B.sum()),
+      accepted_G=accepted_BG.sum(axis=0),
+      longest=int(length_B.max()) - 1,
+      is_done=bool(done_B.all()),
     )

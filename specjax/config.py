@@ -19,6 +19,7 @@ import tyro
 METHODS = ('draft_model', 'ngram', 'table', 'none')
 RULES = ('token', 'block')
 AUTO = 'auto'  # for num_speculative_tokens
+DEFAULT_DRAFT = 4
 COUPLINGS = ('none', 'gumbel')
 DTYPES = ('float32', 'bfloat16')
 CACHE_DTYPES = ('dtype', *DTYPES)
@@ -121,12 +122,13 @@ class SpeculationConfig:
   method: Literal['draft_model', 'ngram', 'table', 'none'] = 'draft_model'
   """A smaller model, prompt lookup in source and output, bigrams, or no draft."""
   num_speculative_tokens: Annotated[
-    int | Literal['auto'],
+    int | Literal['auto'] | None,
     _alias(
       'INT|auto', '--gamma', '--num_assistant_tokens', '--prompt_lookup_num_tokens'
     ),
-  ] = 4
-  """Tokens drafted per call of the target; auto: chosen while decoding, 0 too."""
+  ] = None
+  """Tokens drafted per call of the target; auto: chosen while decoding, 0 too. If not
+  given, 4, or what --max_new_tokens can use."""
   rejection_sample_method: Literal['token', 'block'] = 'token'
   """token (Leviathan et al. 2023) or block (Sun et al. 2024); both are exact."""
   prompt_lookup_max: Annotated[int, _alias('INT', '--max_matching_ngram_size')] = 3
@@ -143,7 +145,7 @@ class SpeculationConfig:
     check_choice('coupling', self.coupling, COUPLINGS)
     check_choice('rejection_sample_method', self.rejection_sample_method, RULES)
     gamma = self.num_speculative_tokens
-    if gamma != AUTO and (not _is_int(gamma) or int(gamma) < 1):
+    if gamma not in (AUTO, None) and (not _is_int(gamma) or int(gamma) < 1):
       raise ValueError(
         f"num_speculative_tokens: {gamma!r}; give an integer >= 1 or 'auto', or decode "
         'plainly with --method none'
@@ -165,7 +167,20 @@ class SpeculationConfig:
   def max_draft(self) -> int:
     """The longest draft of a round."""
     gamma = self.num_speculative_tokens
+    if gamma is None:
+      return DEFAULT_DRAFT
     return self.max_speculative_tokens if gamma == AUTO else int(gamma)
+
+  def within(self, max_new_tokens: int) -> 'SpeculationConfig':
+    """With a gamma that was not given settled: what the budget can use, at most 4."""
+    if self.num_speculative_tokens is not None:
+      return self
+    most = max_new_tokens - 1
+    return dataclasses.replace(
+      self,
+      method=self.method if most else 'none',  # one token leaves nothing to draft
+      num_speculative_tokens=max(1, min(DEFAULT_DRAFT, most)),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,7 +323,8 @@ class RunConfig:
       'vocabulary': self.pair.vocabulary,
     }
     check_output(self.io.output, reads)
-    if self.speculation.method != 'none' and not self.speculation.is_auto:
+    is_given = self.speculation.num_speculative_tokens not in (AUTO, None)
+    if self.speculation.method != 'none' and is_given:
       check_budget(self.speculation.max_draft, self.sampling.max_new_tokens)
 
   def to_dict(self) -> dict[str, Any]:

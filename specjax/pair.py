@@ -205,7 +205,7 @@ class Pair:
     texts: Sequence[Source],
     *,
     sampling: PerText = _GREEDY,
-    num_draft: int | str = 4,
+    num_draft: int | str | None = None,
     method: str = 'draft_model',
     rejection_sample_method: str = 'token',
     prompt_lookup_max: int = 3,
@@ -234,6 +234,8 @@ class Pair:
       raise ValueError(f'batch_size: {batch_size}; give 1 or more')
     sources = self.encode(texts, truncate=truncate)
     rows = per_text('sampling', sampling, len(sources))
+    budget = max(row.max_new_tokens for row in rows)
+    speculation = speculation.within(budget)
     caps = per_text('num_draft_cap', num_draft_cap, len(sources))
     caps = [speculation.max_draft if cap is None else int(cap) for cap in caps]
     if min(caps) < 0:
@@ -243,7 +245,7 @@ class Pair:
     read = self._reader(
       speculation,
       on_choice,
-      max_new_tokens=max(row.max_new_tokens for row in rows),
+      max_new_tokens=budget,
       banned_ids=rows[0].banned_ids,
     )
     batches = make_batches(
@@ -296,8 +298,8 @@ class Pair:
       on_progress: called with (texts done, texts in all) after each batch.
       **options: those of `generate_batches`:
         sampling: a `SamplingConfig`, or one per text; greedy by default.
-        num_draft: G >= 1, at most max_new_tokens - 1; default 4. 'auto': measured and
-          chosen, see `specjax.auto`.
+        num_draft: G >= 1, at most max_new_tokens - 1; by default 4, or what the
+          largest budget can use. 'auto': measured and chosen, see `specjax.auto`.
         method: 'draft_model', 'ngram' (prompt lookup), 'table' or 'none'.
         rejection_sample_method: 'token' or 'block'.
         prompt_lookup_max, prompt_lookup_min: n-gram lengths of 'ngram'.
@@ -328,7 +330,7 @@ class Pair:
     text: Source,
     *,
     sampling: SamplingConfig = _GREEDY,
-    num_draft: int | str = 4,
+    num_draft: int | str | None = None,
     method: str = 'draft_model',
     rejection_sample_method: str = 'token',
     prompt_lookup_max: int = 3,
@@ -363,7 +365,7 @@ class Pair:
       prompt_lookup_min,
       coupling,  # type: ignore[arg-type]
       max_draft,
-    )
+    ).within(sampling.max_new_tokens)
     limits: dict[str, Any] = {
       'max_new_tokens': sampling.max_new_tokens, 'banned_ids': sampling.banned_ids
     }  # fmt: skip

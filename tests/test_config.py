@@ -117,7 +117,7 @@ def test_a_configuration_is_json():
   config = RunConfig(sampling=SamplingConfig(banned_ids=[3, 4]))
   fields = json.loads(json.dumps(config.to_dict()))
   assert fields['sampling']['banned_ids'] == [3, 4]
-  assert fields['speculation']['num_speculative_tokens'] == 4
+  assert fields['speculation']['num_speculative_tokens'] is None  # nobody gave it
   assert set(fields) == {field.name for field in dataclasses.fields(RunConfig)}
   assert hash(config) == hash(RunConfig(sampling=SamplingConfig(banned_ids=(3, 4))))
 
@@ -175,7 +175,8 @@ def test_the_command_line_sets_every_field():
   assert (task.task, task.split, task.num_examples, task.task_module) == (
     't', 's', 3, 'a.b'
   )  # fmt: skip
-  assert cli.parse([]) == RunConfig()
+  settled = SpeculationConfig(num_speculative_tokens=4)
+  assert cli.parse([]) == RunConfig(speculation=settled)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +207,7 @@ def test_options_override_the_configuration_file(tmp_path):
     ('--temprature 1', '--temprature: unknown option; did you mean --temperature?'),
     ('--zzzz', '--zzzz: unknown option; choose from'),
     ('--method ngrm', "method: 'ngrm' is unknown; did you mean ngram?"),
-    ('--gamma x', '--num_speculative_tokens: no type matching INT|{auto}'),
+    ('--gamma x', '--num_speculative_tokens: no type matching INT|{auto} could'),
     ('--temperature', "Missing value for argument '--temperature'"),
     ('stray', 'Unrecognized options: stray'),
     ('--config', '--config: no name'),
@@ -230,3 +231,25 @@ def test_help_shows_every_option(capsys):
   shown = capsys.readouterr().out
   for name in cli.option_names():
     assert name in shown, name
+
+
+@pytest.mark.parametrize(
+  ('budget', 'method', 'gamma'),
+  [(1, 'none', 1), (2, 'draft_model', 1), (3, 'draft_model', 2), (9, 'draft_model', 4)],
+)
+def test_a_gamma_not_given_is_lowered_to_the_budget(budget, method, gamma, tmp_path):
+  arguments = ['--prompt', 'a', '--max_new_tokens', str(budget)]
+  speculation = cli.parse(arguments).speculation
+  assert (speculation.method, speculation.num_speculative_tokens) == (method, gamma)
+  too_many = rf'{budget} is more than max_new_tokens {budget} can use'
+  with pytest.raises(ValueError, match=too_many):
+    cli.parse([*arguments, '--gamma', str(budget)])
+  path = tmp_path / 'given.py'
+  path.write_text(
+    'from specjax.config import RunConfig, SpeculationConfig\n'
+    'CONFIG = RunConfig(speculation='
+    f'SpeculationConfig(num_speculative_tokens={budget}))\n',
+    encoding='utf-8',
+  )
+  with pytest.raises(ValueError, match=too_many):
+    cli.parse([*arguments, '--config', str(path)])

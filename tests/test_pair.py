@@ -429,3 +429,14 @@ def test_shared_noise_gives_plain_decodings_samples():
     assert coupled == plain
     assert num_accepted > 0
   assert ids(method='draft_model')[0] != plain
+
+
+@pytest.mark.parametrize(('budget', 'gamma'), [(1, 0), (3, 2), (16, 4)])
+def test_a_gamma_not_given_is_what_the_budget_can_use(pair, budget, gamma):
+  sampling = SamplingConfig(max_new_tokens=budget, min_new_tokens=budget)
+  (result,) = pair.generate(['a b c'], sampling=sampling)
+  assert len(result.drafted_per_position) == gamma
+  *_, last = pair.stream('a b c', sampling=sampling)
+  assert last.generation.ids == result.ids
+  with pytest.raises(ValueError, match=f'{budget} is more than max_new_tokens'):
+    pair.generate(['a b c'], sampling=sampling, num_draft=budget)

@@ -6,6 +6,7 @@ takes in the loop: encoders run once, then drafts and verifications take turns.
 
 from experiments import common, rounds
 from specjax.config import SamplingConfig, SpeculationConfig
+from specjax.pair import Pair
 
 GAMMAS = (7, 3)
 # Kind of step -> (colour, hatch): told apart in grey too.
@@ -22,7 +23,7 @@ def measure(
 ) -> list[dict]:
   """One record for each gamma: the steps of one text, (kind, milliseconds)."""
   pair, gammas = subject.pair, (*gammas, 0)  # plain decoding last
-  sources = [max(subject.sources[task], key=len)]
+  sources = [median_source(pair, subject.sources[task])]
 
   def prepare(method: str, gamma: int) -> common.Run:
     speculation = SpeculationConfig(method, gamma or 1)
@@ -63,9 +64,18 @@ def measure(
   return records
 
 
+def median_source(pair: Pair, sources):
+  """The source whose output's length is the median of all."""
+  speculation, size = SpeculationConfig('none'), len(sources)
+  run = common.prepare(pair, sources, SamplingConfig(), speculation, size)
+  ordered = sorted(run.generations(pair), key=lambda each: len(each.ids))
+  return sources[ordered[size // 2].index]
+
+
 def draw(records: list[dict], folder) -> None:
   plt = common.plots()
   figure, axes = plt.subplots(figsize=(8.4, 2.6))
+  longest = max(max(each['total_ms'], each['measured_ms']) for each in records)
   for row, record in enumerate(records):
     start = 0.0
     for kind, time in record['spans']:
@@ -75,22 +85,30 @@ def draw(records: list[dict], folder) -> None:
         linewidth=0.4,
       )  # fmt: skip
       start += time
-    calls = f'  target calls: {record["target_calls"]}'
-    axes.text(start, row, calls, va='center', fontsize=8)
+    measured = record['measured_ms']
+    axes.plot([measured] * 2, [row - 0.4, row + 0.4], color='#d55e00', linewidth=2)
+    calls = f'target calls: {record["target_calls"]}'
+    place = max(start, measured) + 0.01 * longest
+    axes.text(place, row, calls, va='center', fontsize=8)
   handles = [
     plt.Rectangle((0, 0), 1, 1, facecolor=colour, hatch=hatch, edgecolor='white')
     for colour, hatch in LOOKS.values()
   ]
+  handles.append(plt.Line2D([], [], color='#d55e00', linewidth=2))
   labels = [
     f'$\\gamma$ = {each["gamma"]}' if each['gamma'] else 'plain' for each in records
   ]
   axes.set_yticks(range(len(records)), labels)
   axes.invert_yaxis()
   axes.grid(visible=False, axis='y')
-  axes.set_xlim(0, 1.18 * max(each['total_ms'] for each in records))
+  axes.set_xlim(0, 1.18 * longest)
   axes.set_xlabel(f'milliseconds, {records[0]["tokens"]} tokens of one text')
   axes.legend(
-    handles, list(LOOKS), loc='lower center', ncols=4, bbox_to_anchor=(0.5, 1.0)
+    handles,
+    [*LOOKS, 'the whole, measured'],
+    loc='lower center',
+    ncols=5,
+    bbox_to_anchor=(0.5, 1.0),
   )
   common.save_figure(figure, folder, 'figure5')
 

@@ -8,8 +8,13 @@ What lies between is measured too: EMP = EXP x x_tokens x x_start x (1 + residua
             of a text cuts the last block
   x_start   encoders, caches and the call, once a text, which no draft makes faster
 
+and residual is split into what the tasks share, for whom c, v and starts were measured
+once, and the rest of each.
+
 Texts are decoded one at a time, everything in turns; the host's work is left out.
 """
+
+import math
 
 from experiments import common, rounds
 from specjax.config import SamplingConfig, SpeculationConfig
@@ -111,6 +116,7 @@ def measure(
         'residual': round(residual.median - 1, 3),
       }
     )
+  split(records)
   in_rounds = {
     'T': temperature,
     'gamma': gamma,
@@ -125,6 +131,19 @@ def measure(
     few = min(repeats, MOST_REPEATS_ALONE)
     in_rounds |= rounds.alone(pair, stretched['draft'], few, clock)
   return records, in_rounds
+
+
+def split(records: list[dict]) -> None:
+  """Adds what the residuals of records share, and what is left of each.
+
+  c, v and starts are measured once for all records: what they miss, all miss.
+  (1 + residual) = (1 + shared) x (1 + rest), where the rests' product is 1.
+  """
+  logs = [math.log1p(each['residual']) for each in records]
+  shared = math.fsum(logs) / len(logs)
+  for each, log in zip(records, logs, strict=True):
+    each['shared'] = round(math.expm1(shared), 3)
+    each['rest'] = round(math.expm1(log - shared), 3)
 
 
 def draw(records: list[dict], folder) -> None:

@@ -48,7 +48,9 @@ def parse(argv: Sequence[str]) -> RunConfig:
   name = config_name(argv)
   base = RunConfig() if name is None else config_lib.load_config(name)
   parsed = read(argv, _CommandLine(**_fields(base), config=name), PROG, DESCRIPTION)
-  return RunConfig(**_fields(parsed))
+  config = RunConfig(**_fields(parsed))
+  settled = config.speculation.within(config.sampling.max_new_tokens)
+  return dataclasses.replace(config, speculation=settled)
 
 
 def read(argv: Sequence[str], default: Any, prog: str, description: str) -> Any:
@@ -132,7 +134,7 @@ def _reason(argv: Sequence[str], box: str, cls: type, prog: str) -> str:
     if not line.strip('─╭╮╰╯ '):
       break
     lines.append(line)
-  reason = ' '.join(lines)
+  reason = ' '.join(lines).replace('{None}|', '')  # said by leaving the option out
   choice = re.match(r"invalid choice '(.*)' for argument '--(\w+)'.*(\(.*\))", reason)
   if choice:
     value, field, choices = choice.groups()

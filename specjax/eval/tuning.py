@@ -4,12 +4,17 @@ Plain functions of counts and costs; `specjax.auto` runs them. A round of gamma
 drafted tokens costs cost(gamma) plain steps and emits tokens(gamma) tokens:
 
   tokens(gamma) = 1 + S_1 + .. + S_gamma,   S_i = h_1 h_2 .. h_i
-  speedup(gamma) = tokens(gamma) / cost(gamma)
+  speedup(gamma) = pace tokens(gamma) / cost(gamma)
 
 h_i is the chance that draft i is accepted where the i - 1 before it were: a ratio of
 two counts, so that drafters that propose nothing now and then (prompt lookup), blocks
 that EOS or the budget cuts, and acceptances that are not independent are all counted
 as they are. alpha in Eq. 1 of Leviathan et al. 2023 is the case of equal h_i.
+
+pace is what a batch makes of that. Plain decoding takes as many rounds as the longest
+text has tokens; with drafts the rows differ in luck, and a batch waits for the
+unluckiest. Finished batches show it: the tokens of their longest text over those that
+as many rounds emit in the mean. For batches of one text it is nearly 1.
 
 Why the output's law stays the target's, whatever is chosen. Let F_t be all that has
 happened before round t: tokens, verdicts and times of finished rounds, of every row.
@@ -23,10 +28,10 @@ with the same seed has. Hence counts are forgotten between calls, and only times
 kept, of rounds with other coins (`specjax.auto`).
 """
 
+import math
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 PRIOR = 0.7  # of h_1; the prior of h_i is h_{i-1}
 PRIOR_COUNT = 2.0
@@ -35,7 +40,8 @@ MIN_ROUNDS = 16  # row rounds with drafts before plain decoding may be chosen
 PROBE = 4  # rounds of a look
 REVIEW = 64  # rounds after which a choice is looked at again within a long text
 SPARE = 0.01  # of plain decoding's time that may be lost to looking again
-RELUCTANCE = 0.02  # gain that a gamma not measured yet must promise
+PRIOR_STEPS = 8.0  # of a pace of 1
+RELUCTANCE = 0.02  # gain that drafting, or a gamma not measured yet, must promise
 
 
 class Costs(NamedTuple):
@@ -74,9 +80,8 @@ class Costs(NamedTuple):
     # product), so a plain step is no point of the line if there are others.
     points = self.measured[1:] if len(self.measured) > 2 else self.measured
     gammas, costs = zip(*points, strict=True)
-    slope, _ = np.polyfit(gammas, costs, 1)
-    slope = max(float(slope), 0.0)
-    return float(np.mean(costs) - slope * np.mean(gammas)), slope
+    slope = max(statistics.linear_regression(gammas, costs).slope, 0.0)
+    return statistics.fmean(costs) - slope * statistics.fmean(gammas), slope
 
 
 class State(NamedTuple):
@@ -87,12 +92,19 @@ class State(NamedTuple):
     accepted_G: of these, those that accepted it.
     num_judged: row rounds with gamma > 0; does not fade.
     credit: plain steps that may be lost to looking at drafts again.
+    emitted: tokens of a row's mean in this batch's rounds, were none to end; None
+      after a plain round, which says nothing of the pace of drafts.
+    emitted_sum: of finished batches.
+    longest_sum: tokens of their longest texts.
   """
 
   reached_G: tuple[float, ...]
   accepted_G: tuple[float, ...]
   num_judged: float
   credit: float
+  emitted: float | None = 0.0
+  emitted_sum: float = 0.0
+  longest_sum: float = 0.0
 
 
 class Choice(NamedTuple):
@@ -103,7 +115,7 @@ class Choice(NamedTuple):
     num_rounds: rounds to run before choosing again; None: to the end of the batch.
     rival: the best gamma > 0, which is `gamma` unless that is 0.
     alpha: accepted / judged drafts so far, PRIOR before the first.
-    tokens: expected tokens of a row's round of `rival`.
+    tokens: by which a round of `rival` is expected to bring a batch forward.
     costs: of rounds.
   """
 
@@ -129,9 +141,9 @@ class Choice(NamedTuple):
         'fast as plain decoding (encoders left out)'
       )
     return (
-      f'auto: {measured}: gamma 0, plain decoding is faster here, because a round of '
-      f'gamma {self.rival} costs {costs.cost(self.rival):.2f} plain steps and emits '
-      f'{self.tokens:.2f} tokens'
+      f'auto: {measured}: gamma 0, plain decoding is no slower here, because a '
+      f'round of gamma {self.rival} costs {costs.cost(self.rival):.2f} plain steps and '
+      f'brings the batch forward by {self.tokens:.2f} tokens'
     )
 
   def to_dict(self) -> dict[str, Any]:
@@ -143,7 +155,7 @@ class Choice(NamedTuple):
       'c': self.costs.c,
       'costs': [list(each) for each in self.costs.measured],
       'rival': self.rival,
-      'tokens_per_call': self.tokens,
+      'tokens_per_round': self.tokens,
       'predicted_speedup': self.speedup,
     }
 
@@ -189,15 +201,45 @@ def observe(
     row_rounds: the same summed over the rows that were live.
     accepted_G: drafts accepted at each position, summed over rows.
   """
-  kept = float(np.exp(-row_rounds / WINDOW))
+  kept = math.exp(-row_rounds / WINDOW)
   reached_G = [kept * each for each in state.reached_G]
   sum_G = [kept * each for each in state.accepted_G]
   for i in range(gamma):
     reached_G[i] += float(accepted_G[i - 1] if i else row_rounds)
     sum_G[i] += float(accepted_G[i])
   credit = 0.0 if gamma else state.credit + SPARE * num_rounds
-  num_judged = state.num_judged + (row_rounds if gamma else 0)
-  return State(tuple(reached_G), tuple(sum_G), num_judged, credit)
+  emitted = state.emitted if gamma else None
+  if emitted is not None and row_rounds:
+    emitted += num_rounds * (1 + sum(accepted_G) / row_rounds)
+  return state._replace(
+    reached_G=tuple(reached_G),
+    accepted_G=tuple(sum_G),
+    num_judged=state.num_judged + (row_rounds if gamma else 0),
+    credit=credit,
+    emitted=emitted,
+  )
+
+
+def finish(state: State, longest: int) -> State:
+  """The state after a batch.
+
+  Args:
+    state: after its last round.
+    longest: tokens of its longest text.
+  """
+  if not state.emitted:
+    return state._replace(emitted=0.0)
+  kept = math.exp(-longest / WINDOW)
+  return state._replace(
+    emitted=0.0,
+    emitted_sum=kept * state.emitted_sum + state.emitted,
+    longest_sum=kept * state.longest_sum + longest,
+  )
+
+
+def pace(state: State) -> float:
+  """By how much a batch advances where a row's mean advances by 1."""
+  return (state.longest_sum + PRIOR_STEPS) / (state.emitted_sum + PRIOR_STEPS)
 
 
 def alpha(state: State) -> float:
@@ -220,7 +262,8 @@ def tokens_per_round(state: State, gamma: int) -> float:
 def choose(state: State, costs: Costs, *, is_start: bool = True) -> Choice:
   """The gamma of the next rounds: a function of the past alone.
 
-  The best predicted speedup wins, a gamma not measured yet only by RELUCTANCE.
+  The best predicted speedup wins, over plain decoding and as a gamma not measured yet
+  only by RELUCTANCE.
   Drafting is looked at for MIN_ROUNDS row rounds first. Where plain decoding wins, a
   later batch starts with PROBE drafting rounds as soon as a share SPARE of the plain
   steps since the last look pays for what they are predicted to lose.
@@ -232,20 +275,23 @@ def choose(state: State, costs: Costs, *, is_start: bool = True) -> Choice:
   """
   drafting = [gamma for gamma in ladder(len(state.reached_G)) if gamma]
 
+  def tokens_of(gamma: int) -> float:
+    return pace(state) * tokens_per_round(state, gamma)
+
   def speedup(gamma: int) -> float:
-    return tokens_per_round(state, gamma) / costs.cost(gamma)
+    return tokens_of(gamma) / costs.cost(gamma)
 
   rival = max(filter(costs.is_measured, drafting), key=speedup)
   best = max(drafting, key=speedup)
   is_new = state.num_judged < MIN_ROUNDS
   if not is_new and speedup(best) > max(speedup(rival), 1.0) * (1 + RELUCTANCE):
     rival = best
-  tokens = tokens_per_round(state, rival)
+  tokens = tokens_of(rival)
   # The call itself is counted as one more step.
   loss = 1.0 + PROBE * max(costs.cost(rival) - tokens, 0.0)
   gamma = rival
   num_rounds: int | None = PROBE if is_new else REVIEW
-  if not is_new and speedup(rival) <= 1.0:
+  if not is_new and speedup(rival) <= 1.0 + RELUCTANCE:
     looks = is_start and state.credit >= loss
     gamma, num_rounds = (rival, PROBE) if looks else (0, None)
   return Choice(gamma, num_rounds, rival, alpha(state), tokens, costs)

@@ -149,3 +149,11 @@ def test_mixed_texts_take_turns():
   assert workloads_of(subject)['mixed'] == [[1], [4], [2], [3]]
   alone = subject._replace(sources={'one': [[1]]})
   assert list(workloads_of(alone)) == ['one']
+
+
+def test_residuals_are_split_into_what_tasks_share_and_the_rest():
+  split = importlib.import_module('experiments.table2_4.__main__').split
+  records = [{'residual': 0.8 * rest - 1} for rest in (1.25, 0.8)]
+  split(records)
+  assert [each['shared'] for each in records] == [-0.2, -0.2]
+  assert [each['rest'] for each in records] == [0.25, -0.2]

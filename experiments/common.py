@@ -20,7 +20,7 @@ import rich.console
 import rich.table
 
 from specjax import config as config_lib
-from specjax import generation, load
+from specjax import config_files, generation, load
 from specjax.command import session
 from specjax.config import RunConfig, SamplingConfig, SpeculationConfig
 from specjax.core import types, warp
@@ -109,7 +109,7 @@ def load_subject(name: str, count: int, *, draft: bool = False) -> Subject:
     ValueError: a configuration of another pair that names no texts; no draft model
       where one is needed.
   """
-  config = config_lib.load_config(name)
+  config = config_files.load_config(name)
   pair = _load_pair(config.pair)
   if draft and pair.draft is None:
     raise ValueError(f'config: {name} has no draft model; name one')

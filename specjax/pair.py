@@ -242,12 +242,10 @@ class Pair:
       raise ValueError(f'num_draft_cap: {min(caps)}; give 0 or more')
     if len({row.banned_ids for row in rows}) > 1:
       raise ValueError('banned_ids: differ between texts; give all texts the same')
-    read = self._reader(
-      speculation,
-      on_choice,
-      max_new_tokens=budget,
-      banned_ids=rows[0].banned_ids,
-    )
+    limits: dict[str, Any] = {
+      'max_new_tokens': budget, 'banned_ids': rows[0].banned_ids
+    }  # fmt: skip
+    read = self._reader(speculation, on_choice, **limits)
     batches = make_batches(
       sources,
       rows,

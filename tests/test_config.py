@@ -13,9 +13,8 @@ from specjax.config import (
   RunConfig,
   SamplingConfig,
   SpeculationConfig,
-  load_config,
-  shipped_configs,
 )
+from specjax.config_files import load_config, shipped_configs
 
 # Class, field, bad value, what the message must hold besides field and value.
 BAD_VALUES = [

@@ -1,7 +1,8 @@
 """The architecture, read off the imports.
 
-Layers: 0 `shapes, config` -> 1 `core` -> 2 `drafters, models, tree, parallel` (not
-each other) -> 3 `checkpoints, data, interop, train, eval` -> 4 everything else.
+Layers: 0 `shapes, config, config_files` -> 1 `core` -> 2 `drafters, models, tree,
+parallel` (not each other) -> 3 `checkpoints, data, interop, train, eval` -> 4 everything
+else.
 """
 
 import ast
@@ -17,6 +18,7 @@ ROOT = pathlib.Path(specjax.__file__).parent
 LAYER = {
   'shapes': 0,
   'config': 0,
+  'config_files': 0,
   'core': 1,
   'drafters': 2,
   'models': 2,

@@ -7,7 +7,8 @@ import pytest
 
 from specjax import published
 from specjax.checkpoints.leaves import expected_shapes
-from specjax.config import RunConfig, load_config, shipped_configs
+from specjax.config import RunConfig
+from specjax.config_files import load_config, shipped_configs
 from specjax.models.t5 import T5Config
 
 FILES = {

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from specjax import config as config_lib
+from specjax import config_files
 from specjax.command import cli
 
 PROG = 'python -m specjax.aot'
@@ -110,7 +111,7 @@ def parse(argv: Sequence[str]) -> AotConfig:
 def _from_run(name: str) -> AotConfig:
   from specjax import published
 
-  run = config_lib.load_config(name)
+  run = config_files.load_config(name)
   machine = name.partition('@')[2]
   if run.speculation.is_auto:
     raise ValueError(

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import tyro
 
 from specjax import config as config_lib
+from specjax import config_files
 from specjax.config import RunConfig
 
 PROG = 'python -m specjax.run'
@@ -32,7 +33,7 @@ class _CommandLine(RunConfig):
       metavar='FILE',
       help='A Python file with a RunConfig named CONFIG, FILE/NAME for one of its '
       'CONFIGS, or a shipped one: '
-      f'{", ".join(config_lib.shipped_configs())} (paper/ende_small_t0@v4). The '
+      f'{", ".join(config_files.shipped_configs())} (paper/ende_small_t0@v4). The '
       'other options override it.',
     ),
   ] = None
@@ -46,7 +47,7 @@ def parse(argv: Sequence[str]) -> RunConfig:
     SystemExit: after `--help`.
   """
   name = config_name(argv)
-  base = RunConfig() if name is None else config_lib.load_config(name)
+  base = RunConfig() if name is None else config_files.load_config(name)
   parsed = read(argv, _CommandLine(**_fields(base), config=name), PROG, DESCRIPTION)
   config = RunConfig(**_fields(parsed))
   settled = config.speculation.within(config.sampling.max_new_tokens)

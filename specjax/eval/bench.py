@@ -32,7 +32,8 @@ import rich.progress
 import rich.table
 
 from specjax.checkpoints import store
-from specjax.config import DTYPES, load_config
+from specjax.config import DTYPES
+from specjax.config_files import load_config
 from specjax.eval import cases, race, systems
 from specjax.eval.cases import Case
 from specjax.eval.race import Result

@@ -253,6 +253,7 @@ def test_a_draft_that_can_not_be_split_is_named(pair):
     specjax.shard_pair(odd, mesh, shard_draft=True)
 
 
+ARRAY = re.compile(r'\w+\[[\d,]*\]')
 COLLECTIVE = re.compile(
   r'= (.+?) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)'
   r'(?:-start)?\(.*op_name="([^"]*)"'
@@ -329,6 +330,7 @@ def test_a_whole_draft_waits_for_nothing_but_common_branches(pair):
   assert {kind for _, kind, _ in found} == {'all-reduce'}
   drafting = [shape for shape, _, name in found if '/draft/' in name]
   assert len(drafting) > 2
-  assert {shape.partition('{')[0] for shape in drafting} == {'pred[]'}
+  # XLA may join several in one.
+  assert {each for shape in drafting for each in ARRAY.findall(shape)} == {'pred[]'}
   verifying = [shape for shape, _, name in found if '/verify/' in name]
   assert len(verifying) > 5

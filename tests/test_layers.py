@@ -1,8 +1,8 @@
 """The architecture, read off the imports.
 
 Layers: 0 `shapes, config, config_files` -> 1 `core` -> 2 `drafters, models, tree,
-parallel` (not each other) -> 3 `checkpoints, data, interop, train, eval` -> 4 everything
-else.
+parallel` (not each other) -> 3 `checkpoints, data, interop, train, eval` -> 4 all
+others.
 """
 
 import ast

@@ -118,6 +118,19 @@ def test_workloads_of_one_task_are_not_mixed(run):
     assert each['tokens_per_round'] == each['tokens_per_call']
 
 
+def test_auto_stands_beside_every_fixed_gamma(run):
+  records = run('auto', picture='auto')
+  assert [each['method'] for each in records] == ['draft_model', 'ngram']
+  for each in records:
+    assert list(each['fixed']) == ['0', '1', '2']
+    assert each['fixed']['0'] == 1
+    best = max(each['fixed'].values())
+    assert each['fixed'][str(each['best_gamma'])] == best
+    # One turn: its ratios are those of the same times.
+    assert each['time_over_best'] == pytest.approx(best / each['auto'], rel=0.01)
+    assert each['last_choice'] in (0, 1, 2)
+
+
 def test_concurrency_measures_each_batch(run):
   records = run('concurrency', picture='concurrency')
   assert [each['method'] for each in records] == ['draft_model', 'ngram']

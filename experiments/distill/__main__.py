@@ -276,7 +276,7 @@ def picture(records: Sequence[dict], path: pathlib.Path) -> None:
   matplotlib.use('agg')
   from matplotlib import pyplot
 
-  figure, axes = pyplot.subplots(1, 3, figsize=(13, 4), layout='constrained')
+  figure, axes = pyplot.subplots(1, 3, figsize=(13, 4.8), layout='constrained')
   for axis, (title, shown) in zip(axes, panels(records).items(), strict=True):
     axis.set(title=title, xlabel='step')
     if not shown:  # a quick run
@@ -296,7 +296,7 @@ def picture(records: Sequence[dict], path: pathlib.Path) -> None:
         label='cross entropy, corpus' if is_baseline else label,
       )
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
+    axis.legend(fontsize=8, ncols=2, loc='upper center', bbox_to_anchor=(0.5, -0.15))
   axes[0].set_ylabel('alpha at T = 1, held out')
   figure.savefig(path, dpi=110, metadata={'Software': None})
   pyplot.close(figure)
@@ -323,7 +323,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   records = [
     each for each in records if each['steps'] == steps_of(each['draft'], size.steps)
   ]
-  rich.console.Console(width=110).print(table(records))
+  rich.console.Console(width=130).print(table(records))
   picture(records, options.output / 'alpha.png')
 
 

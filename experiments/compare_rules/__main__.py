@@ -47,12 +47,11 @@ def measure(pair, sources, seeds: int, gammas=GAMMAS) -> list[dict]:
 def draw(records: list[dict], folder) -> None:
   plt = common.plots()
   figure, axes = plt.subplots(figsize=(5.2, 3.4))
-  for gamma, style in zip(
-    dict.fromkeys(each['gamma'] for each in records), common.STYLES, strict=False
-  ):
+  gammas = dict.fromkeys(each['gamma'] for each in records)
+  for place, (gamma, style) in enumerate(zip(gammas, common.STYLES, strict=False)):
     points = [each for each in records if each['gamma'] == gamma]
     axes.errorbar(
-      [each['T'] for each in points],
+      [each['T'] + 0.015 * place for each in points],  # bars side by side
       [100 * each['gain'] for each in points],
       [100 * each['standard_error'] for each in points],
       **style,

@@ -20,7 +20,7 @@ JSONL = (
     ('a.tsv', TSV),
     ('a.tsv', b'\xef\xbb\xbf' + TSV.replace(b'\n', b'\r\n')),
     ('a.jsonl', JSONL),
-    ('a.tsv.gz', gzip.compress(TSV)),
+    ('a.tsv.gz', gzip.compress(TSV, mtime=0)),
     ('a.jsonl.xz', lzma.compress(JSONL)),
   ],
 )
@@ -44,7 +44,11 @@ def test_documents_are_lines(tmp_path):
     ('a.tsv', b'\n', 'is empty; give one example a line'),
     ('a.jsonl', JSONL[:-2], 'line 3: no JSON .*is the file complete'),
     ('a.jsonl', b'{"source": 1, "target": "b"}', 'the texts "source" and "target"'),
-    ('a.tsv.gz', gzip.compress(TSV * 99)[:-9], 'cannot read .*make the file again'),
+    (
+      'a.tsv.gz',
+      gzip.compress(TSV * 99, mtime=0)[:-9],
+      'cannot read .*make the file again',
+    ),
     ('a.tsv.xz', lzma.compress(TSV * 99)[:-9], 'cannot read .*make the file again'),
     ('a.tsv.gz', TSV, 'cannot read .*beyond line 0'),
   ],

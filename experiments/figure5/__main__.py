@@ -80,9 +80,11 @@ def draw(records: list[dict], folder) -> None:
     start = 0.0
     for kind, time in record['spans']:
       colour, hatch = LOOKS[kind]
+      # Edges would hide narrow steps.
+      edge = min(0.4, 60 * time / longest)
       axes.barh(
         row, time, 0.6, start, color=colour, hatch=hatch, edgecolor='white',
-        linewidth=0.4,
+        linewidth=edge,
       )  # fmt: skip
       start += time
     measured = record['measured_ms']

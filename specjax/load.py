@@ -88,7 +88,14 @@ def load_pair(
       f'{", ".join(vocabulary_lib.NAMES)}, or a tokenizer_config.json of ByT5); name a '
       "SentencePiece file with --vocabulary, or 'bytes'"
     )
-  _check_width('model', place, config.vocab_size, words.size)
+  if vocabulary is None:
+    _check_width('model', place, config.vocab_size, words.size)
+  elif not _fits(config.vocab_size, words.size):
+    raise ValueError(
+      f'vocabulary: {vocabulary} has {words.size} ids, but {place} has '
+      f'{config.vocab_size} logits; name the vocabulary that it was trained with, or '
+      'leave the option out if that lies beside it'
+    )
   kept = None if cache_dtype == 'dtype' else cache_dtype
   make_model = functools.partial(t5_model, cache_dtype=kept)
   draft_model = draft_config = draft_params = None
@@ -191,9 +198,13 @@ def _check_vocabulary(draft_place: str, place: str, vocabulary: Vocabulary) -> N
     )
 
 
-def _check_width(field: str, place: str, width: int, size: int) -> None:
+def _fits(width: int, size: int) -> bool:
   """Padding may differ, vocabularies may not."""
-  if width < size or width - size >= MAX_PADDING:
+  return 0 <= width - size < MAX_PADDING
+
+
+def _check_width(field: str, place: str, width: int, size: int) -> None:
+  if not _fits(width, size):
     remedy = (
       'name its own with --vocabulary'
       if field == 'model'

@@ -223,13 +223,17 @@ def test_a_bad_option_is_one_line(arguments, message):
   assert '│' not in str(caught.value)
 
 
-@pytest.mark.parametrize('bar', ['│─', '|-'], ids=['unicode', 'ascii'])
-def test_a_message_is_taken_out_of_its_box(bar):
-  side, line = bar
-  box = f'+{line * 9}+\n' + ''.join(
-    f'{side} {text} {side}\n'
-    for text in ('Error parsing speculation: gamma: 0; why', line * 9, 'For full help')
-  )
+@pytest.mark.parametrize('is_ascii', [False, True])
+def test_a_message_is_taken_out_of_its_box(is_ascii):
+  title, side, line = (' error ', ' ', '-') if is_ascii else ('╭─ error ─╮', '│', '─')
+  rules = [line * 9] * is_ascii
+  texts = [
+    *rules,
+    'Error parsing speculation: gamma: 0; why',
+    line * 9,
+    'For full help',
+  ]
+  box = '\n'.join([title, *(f'{side} {text} {side}' for text in texts)])
   reason = cli._reason(['--gamma', '0'], box, RunConfig, cli.PROG)
   assert reason == 'gamma: 0; why'
 

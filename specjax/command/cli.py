@@ -152,10 +152,11 @@ def _reason(argv: Sequence[str], box: str, cls: type, prog: str) -> str:
       return f'{option}: unknown option; {config_lib.suggest(option, names)}'
   lines = []
   for line in box.splitlines()[1:]:
-    line = line.strip('│| ')  # bars are ASCII where the terminal's encoding is
-    if not line.strip('─╭╮╰╯+- '):
+    line = line.strip('│ ')
+    if line.strip('─╭╮╰╯- '):
+      lines.append(line)
+    elif lines:  # where the encoding is ASCII, the title has a rule as well
       break
-    lines.append(line)
   reason = ' '.join(lines).replace('{None}|', '')  # said by leaving the option out
   union = re.search(r"--(\w+): no type matching (\S+) .* from \['(.*)'\]", reason)
   if union:

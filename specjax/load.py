@@ -175,7 +175,13 @@ def _load(
 
 def _draft_place(place: str, draft: str | Path | None) -> str | None:
   if draft is not None:
-    return str(ASSETS) if str(draft) == EMBEDDED else files.resolve(draft)
+    found = str(ASSETS) if str(draft) == EMBEDDED else files.resolve(draft)
+    if not found.startswith(files.BUCKET) and not Path(found).exists():
+      raise ValueError(
+        f"draft_model: {str(draft)!r} is neither 'embedded' nor a checkpoint or a "
+        "pair's folder; check the path, or use --method ngram"
+      )
+    return found
   return place if files.exists(f'{place}/draft.safetensors') else None
 
 

@@ -210,7 +210,9 @@ def test_what_is_not_there(tmp_path, hf_folders):
   message = refusal(tmp_path / 'empty')
   for looked_for in ('target.safetensors', 'config.json', 'checkpoint_N', 'Orbax'):
     assert looked_for in message
-  assert 'nothing is at' in refusal(hf_folders / 'target', draft=tmp_path / 'absent')
+  message = refusal(hf_folders / 'target', draft=tmp_path / 'absent')
+  assert message.startswith('draft_model: ')
+  assert "absent' is neither 'embedded' nor" in message
   bare = blank(tmp_path / 'bare', 384, None)
   message = refusal(bare)
   assert 'spiece.model' in message

@@ -66,6 +66,10 @@ def files(tmp_path):
     (['--prompt', 'a', '--num_speculative_tokens=0'], ': num_speculative_tokens: 0;'),
     (['--prompt', 'a', '--gamma', 'x'], "specjax: gamma: 'x'; give INT or auto"),
     (['--prompt', 'a', '--assistant_model', 'narrow'], 'specjax: assistant_model: '),
+    (
+      ['--prompt', 'a', '--draft_model', 'nowhere'],
+      "draft_model: 'nowhere' is neither",
+    ),
     (['--gamma', 'auto'], "gamma: 'auto' without texts; give --prompt, --input or"),
     (['--max_new_tokens', '1'], 'max_new_tokens: 1 leaves nothing to draft'),
     (['--prompt', 'a', '--gamma', '12'], 'more than max_new_tokens 12 can use'),

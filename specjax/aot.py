@@ -18,8 +18,9 @@ from specjax.command import aot_config, cli
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Parses, compiles, prints and writes; returns the exit code."""
+  argv = sys.argv[1:] if argv is None else argv
   try:
-    config = aot_config.parse(sys.argv[1:] if argv is None else argv)
+    config = aot_config.parse(argv)
     # JAX starts here: help and bad options are answered before.
     import jax
 
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       jax.config.update('jax_platforms', 'cpu')  # a TPU here, if any, is left alone
     return aot_page.show(config)
   except ValueError as error:
-    return cli.fail(error)
+    return cli.fail(error, argv, aot_config.AotConfig)
 
 
 if __name__ == '__main__':

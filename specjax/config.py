@@ -125,8 +125,8 @@ class SpeculationConfig:
       'INT|auto', '--gamma', '--num_assistant_tokens', '--prompt_lookup_num_tokens'
     ),
   ] = None
-  """Tokens drafted per call of the target; auto: chosen while decoding, 0 too. If not
-  given, 4, or what --max_new_tokens can use."""
+  """Tokens drafted per call of the target; auto: chosen while decoding, 0 too.
+  Left out: 4, or what --max_new_tokens can use."""
   rejection_sample_method: Literal['token', 'block'] = 'token'
   """token (Leviathan et al. 2023) or block (Sun et al. 2024); both are exact."""
   prompt_lookup_max: Annotated[int, _alias('INT', '--max_matching_ngram_size')] = 3

@@ -5,15 +5,16 @@ stream is that of its seed and its number, and padding rows are born done.
 """
 
 import dataclasses
+import inspect
 import numbers
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.config import SamplingConfig
+from specjax.config import SamplingConfig, suggest
 from specjax.core import loop, rng
 from specjax.core.types import DecodeState, Sampling, Trace
 from specjax.data import text as text_lib
@@ -194,6 +195,17 @@ def per_text(field: str, value: Any, count: int) -> list[Any]:
   if len(value) != count:
     raise ValueError(f'{field}: {len(value)} for {count} texts; give one, or one each')
   return list(value)
+
+
+def check_keywords(name: str, given: Iterable[str], function: Any) -> None:
+  """Refuses keywords that `function` does not take, in the name of its caller."""
+  known = inspect.signature(function).parameters
+  for keyword in given:
+    if keyword not in known:
+      raise TypeError(
+        f'{name}() got an unexpected keyword argument {keyword!r}; '
+        + suggest(keyword, known)
+      )
 
 
 class Batch(NamedTuple):

@@ -88,7 +88,14 @@ def load_pair(
       f'{", ".join(vocabulary_lib.NAMES)}, or a tokenizer_config.json of ByT5); name a '
       "SentencePiece file with --vocabulary, or 'bytes'"
     )
-  _check_width('model', place, config.vocab_size, words.size)
+  if vocabulary is None:
+    _check_width('model', place, config.vocab_size, words.size)
+  elif not _fits(config.vocab_size, words.size):
+    raise ValueError(
+      f'vocabulary: {vocabulary} has {words.size} ids, but {place} has '
+      f'{config.vocab_size} logits; name the vocabulary that it was trained with, or '
+      'leave the option out if that lies beside it'
+    )
   kept = None if cache_dtype == 'dtype' else cache_dtype
   make_model = functools.partial(t5_model, cache_dtype=kept)
   draft_model = draft_config = draft_params = None
@@ -168,7 +175,13 @@ def _load(
 
 def _draft_place(place: str, draft: str | Path | None) -> str | None:
   if draft is not None:
-    return str(ASSETS) if str(draft) == EMBEDDED else files.resolve(draft)
+    found = str(ASSETS) if str(draft) == EMBEDDED else files.resolve(draft)
+    if not found.startswith(files.BUCKET) and not Path(found).exists():
+      raise ValueError(
+        f"draft_model: {str(draft)!r} is neither 'embedded' nor a checkpoint or a "
+        "pair's folder; check the path, or use --method ngram"
+      )
+    return found
   return place if files.exists(f'{place}/draft.safetensors') else None
 
 
@@ -191,9 +204,13 @@ def _check_vocabulary(draft_place: str, place: str, vocabulary: Vocabulary) -> N
     )
 
 
-def _check_width(field: str, place: str, width: int, size: int) -> None:
+def _fits(width: int, size: int) -> bool:
   """Padding may differ, vocabularies may not."""
-  if width < size or width - size >= MAX_PADDING:
+  return 0 <= width - size < MAX_PADDING
+
+
+def _check_width(field: str, place: str, width: int, size: int) -> None:
+  if not _fits(width, size):
     remedy = (
       'name its own with --vocabulary'
       if field == 'model'

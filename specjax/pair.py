@@ -33,6 +33,7 @@ from specjax.generation import (
   Progress,
   Source,
   check_banned,
+  check_keywords,
   encode_sources,
   make_batches,
   max_length,
@@ -130,10 +131,8 @@ class Pair:
       drafter = shard_drafter(drafter, self.mesh, REPLICATED)
     if drafter.num_draft:
       check_budget(drafter.num_draft, max_new_tokens)
-    verifier, block_keys = (
-      _VERIFIERS[speculation.rejection_sample_method],
-      rng.block_keys,
-    )
+    verifier = _VERIFIERS[speculation.rejection_sample_method]
+    block_keys: Callable[..., rng.BlockKeys] = rng.block_keys
     if speculation.coupling == 'gumbel' and drafter.num_draft:
       verifier = coupling.gumbel_verifier
       block_keys = coupling.slot_block_keys(drafter.num_draft)
@@ -316,6 +315,7 @@ class Pair:
     Raises:
       ValueError: bad input; the message names the field, the value, the remedy.
     """
+    check_keywords('generate', options, self.generate_batches)
     results: dict[int, Generation] = {}
     for batch in self.generate_batches(texts, **options):
       results.update({generation.index: generation for generation in batch})

@@ -17,12 +17,13 @@ from specjax.command import cli
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Parses, builds, decodes and writes; returns the exit code."""
+  argv = sys.argv[1:] if argv is None else [*map(str, argv)]
   try:
-    config = cli.parse(sys.argv[1:] if argv is None else argv)
+    config = cli.parse(argv)
     # JAX starts here: help and bad options are answered before.
     from specjax import load
     from specjax.checkpoints import files
-    from specjax.command import demo, devices, session
+    from specjax.command import demo, devices, notes, session
     from specjax.parallel import distributed
 
     task = session.read_task(config)
@@ -50,8 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
       else session.Session(config, pair, texts, task).run
     )
   except ValueError as error:
-    return cli.fail(error)
+    return cli.fail(error, argv)
   with distributed.only_main_speaks():
+    for note in notes.notes(config, cli.typed(argv), is_demo=texts is None):
+      print(f'note: {note}', file=sys.stderr)
     return run()
 
 

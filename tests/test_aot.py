@@ -62,7 +62,7 @@ def test_sweeps():
     (['--mesh_model', '2'], 'which has 1 chip; give two sizes'),
     (['--sweep', 'gamma=5..2'], "sweep: 'gamma=5..2'; give gamma=A..B"),
     (['--sweep', 'gamma=1..200'], 'num_speculative_tokens: 200 is more than'),
-    (['--gamma', '0'], 'num_speculative_tokens: 0; give 1 or more'),
+    (['--gamma', '0'], 'specjax: gamma: 0; give 1 or more'),
     (['--alpha', '1.5'], 'alpha: 1.5; a probability'),
     (['--topologie', 'v4'], '--topologie: unknown option; did you mean --topology?'),
     (['--output', '/nowhere/x.json'], 'output: cannot write /nowhere/x.json'),
@@ -72,6 +72,18 @@ def test_bad_input_is_one_line(arguments, message, capsys):
   assert command.main(arguments) == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert message in line
+
+
+def test_a_gamma_chosen_while_decoding_is_no_program(tmp_path, capsys):
+  path = tmp_path / 'chosen.py'
+  path.write_text(
+    'from specjax.config import RunConfig, SpeculationConfig\n'
+    "CONFIG = RunConfig(speculation=SpeculationConfig(num_speculative_tokens='auto'))\n"
+  )
+  assert command.main(['--config', str(path)]) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert "'auto' in" in line
+  assert 'give --gamma an integer instead of --config' in line
 
 
 def test_without_the_compiler(monkeypatch, capsys):

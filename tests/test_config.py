@@ -206,7 +206,7 @@ def test_options_override_the_configuration_file(tmp_path):
     ('--temprature 1', '--temprature: unknown option; did you mean --temperature?'),
     ('--zzzz', '--zzzz: unknown option; choose from'),
     ('--method ngrm', "method: 'ngrm' is unknown; did you mean ngram?"),
-    ('--gamma x', '--num_speculative_tokens: no type matching INT|{auto} could'),
+    ('--gamma x', "num_speculative_tokens: 'x'; give INT or auto"),
     ('--temperature', "Missing value for argument '--temperature'"),
     ('stray', 'Unrecognized options: stray'),
     ('--config', '--config: no name'),
@@ -221,6 +221,21 @@ def test_a_bad_option_is_one_line(arguments, message):
   assert message in str(caught.value)
   assert '\n' not in str(caught.value)
   assert '│' not in str(caught.value)
+
+
+@pytest.mark.parametrize('is_ascii', [False, True])
+def test_a_message_is_taken_out_of_its_box(is_ascii):
+  title, side, line = (' error ', ' ', '-') if is_ascii else ('╭─ error ─╮', '│', '─')
+  rules = [line * 9] * is_ascii
+  texts = [
+    *rules,
+    'Error parsing speculation: gamma: 0; why',
+    line * 9,
+    'For full help',
+  ]
+  box = '\n'.join([title, *(f'{side} {text} {side}' for text in texts)])
+  reason = cli._reason(['--gamma', '0'], box, RunConfig, cli.PROG)
+  assert reason == 'gamma: 0; why'
 
 
 def test_help_shows_every_option(capsys):

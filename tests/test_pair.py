@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -440,3 +441,15 @@ def test_a_gamma_not_given_is_what_the_budget_can_use(pair, budget, gamma):
   assert last.generation.ids == result.ids
   with pytest.raises(ValueError, match=f'{budget} is more than max_new_tokens'):
     pair.generate(['a b c'], sampling=sampling, num_draft=budget)
+
+
+def test_an_unknown_keyword_is_refused_in_the_callers_name(pair):
+  with pytest.raises(TypeError, match=r"^generate\(\) .* 'num_drafts'; did you mean"):
+    pair.generate(['a'], num_drafts=3)
+
+
+def test_a_gamma_is_not_chosen_on_a_mesh(pair):
+  mesh = jax.make_mesh((1, 1), ('data', 'model'))
+  on_mesh = dataclasses.replace(pair, mesh=mesh)
+  message = refusal(on_mesh.generate, ['a'], num_draft='auto')
+  assert "num_speculative_tokens: 'auto' runs on one device" in message

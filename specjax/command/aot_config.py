@@ -113,7 +113,8 @@ def _from_run(name: str) -> AotConfig:
 
   run = config_files.load_config(name)
   machine = name.partition('@')[2]
-  if run.speculation.is_auto:
+  speculation = run.speculation.within(run.sampling.max_new_tokens)
+  if speculation.is_auto:
     raise ValueError(
       f"num_speculative_tokens: 'auto' in {name}; give --gamma an integer instead of "
       '--config'
@@ -127,7 +128,7 @@ def _from_run(name: str) -> AotConfig:
     shard_draft=run.parallel.shard_draft,
     batch_size=run.io.batch_size,
     max_new_tokens=run.sampling.max_new_tokens,
-    num_speculative_tokens=run.speculation.max_draft,
+    num_speculative_tokens=speculation.max_draft,
   )
 
 

@@ -84,10 +84,25 @@ def option_names(cls: type = RunConfig) -> list[str]:
   return sorted({'--help', '--config', *_options(cls)})
 
 
-def fail(error: Exception) -> int:
-  """Says what is wrong in one line on stderr; returns the exit code."""
-  print('specjax:', ' '.join(str(error).split()), file=sys.stderr)
+def fail(error: Exception, argv: Sequence[str] = (), cls: type = RunConfig) -> int:
+  """Says what is wrong in one line on stderr; returns the exit code.
+
+  A message that begins with a field names the option of `cls` that was typed for it.
+  """
+  message = ' '.join(str(error).split())
+  field, colon, rest = message.partition(':')
+  if colon:
+    message = f'{typed(argv, cls).get(field, field)}:{rest}'
+  print('specjax:', message, file=sys.stderr)
   return USAGE_ERROR
+
+
+def typed(argv: Sequence[str], cls: type = RunConfig) -> dict[str, str]:
+  """The fields that arguments set, and the name that each was given there."""
+  fields = dict(_names(cls))
+  names = [each.partition('=')[0][2:] for each in argv if each.startswith('--')]
+  names = [name.replace('-', '_') for name in names]
+  return {fields[name]: name for name in names if name in fields}
 
 
 def config_name(argv: Sequence[str]) -> str | None:
@@ -110,15 +125,21 @@ def _fields(config: RunConfig) -> dict[str, Any]:
 
 
 def _options(cls: type) -> Iterator[str]:
+  return (f'--{option}' for option, _ in _names(cls))
+
+
+def _names(cls: type) -> Iterator[tuple[str, str]]:
+  """(option, field), aliases included."""
   for name, hint in typing.get_type_hints(cls, include_extras=True).items():
     if dataclasses.is_dataclass(hint):
-      yield from _options(typing.cast(type, hint))
+      yield from _names(typing.cast(type, hint))
       continue
-    yield f'--{name}'
+    yield name, name
     if hint is bool:
-      yield f'--no_{name}'
+      yield f'no_{name}', name
     for note in getattr(hint, '__metadata__', ()):
-      yield from getattr(note, 'aliases', None) or ()
+      for alias in getattr(note, 'aliases', None) or ():
+        yield alias.removeprefix('--'), name
 
 
 def _reason(argv: Sequence[str], box: str, cls: type, prog: str) -> str:
@@ -132,10 +153,15 @@ def _reason(argv: Sequence[str], box: str, cls: type, prog: str) -> str:
   lines = []
   for line in box.splitlines()[1:]:
     line = line.strip('│ ')
-    if not line.strip('─╭╮╰╯ '):
+    if line.strip('─╭╮╰╯- '):
+      lines.append(line)
+    elif lines:  # where the encoding is ASCII, the title has a rule as well
       break
-    lines.append(line)
   reason = ' '.join(lines).replace('{None}|', '')  # said by leaving the option out
+  union = re.search(r"--(\w+): no type matching (\S+) .* from \['(.*)'\]", reason)
+  if union:
+    field, kinds, value = union.groups()
+    return f'{field}: {value!r}; give {re.sub("[{}]", "", kinds).replace("|", " or ")}'
   choice = re.match(r"invalid choice '(.*)' for argument '--(\w+)'.*(\(.*\))", reason)
   if choice:
     value, field, choices = choice.groups()

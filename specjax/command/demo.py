@@ -5,10 +5,8 @@ that is timed afterwards is warm, and methods take turns.
 """
 
 import functools
-import json
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -18,14 +16,12 @@ from rich.text import Text
 from specjax.command.compare import Difference, differences
 from specjax.command.costs import Costs, Program, measure
 from specjax.command.results import LAWS, Writer, total
+from specjax.command.samples import read_samples
 from specjax.command.session import DIFFERENT, INTERRUPTED, trace_tokens
 from specjax.config import RunConfig, SpeculationConfig
 from specjax.core.types import DecodeState
-from specjax.data import corpus
-from specjax.data import text as text_lib
 from specjax.eval import diagnose, interleave, metrics, report, theory, trace
 from specjax.generation import Batch, Generation, make_batches, read_rows
-from specjax.load import ASSETS
 from specjax.pair import Pair
 
 METHODS = ('draft_model', 'ngram')
@@ -33,13 +29,6 @@ TURNS = 5
 COST_TURNS = 9
 SHOWN_PER_TASK = 2
 MAX_SOURCE_CHARS = 320
-
-
-class Sample(NamedTuple):
-  """A sample input; `source` has its task's prefix."""
-
-  task: str
-  source: str
 
 
 class Decoded(NamedTuple):
@@ -50,32 +39,6 @@ class Decoded(NamedTuple):
   first_seconds: float
 
 
-def read_samples(pair: Pair) -> list[Sample]:
-  """`samples.jsonl` of the pair's folder, or else the embedded one, by task.
-
-  Raises:
-    ValueError: no file, or a line that is no record with `task` and `source`.
-  """
-  path = Path(pair.name).expanduser() / 'samples.jsonl'
-  path = path if path.is_file() else ASSETS / 'samples.jsonl'
-  samples = []
-  for number, line in enumerate(text_lib.read_lines(path), 1):
-    try:
-      record = json.loads(line)
-      samples.append(_with_prefix(Sample(record['task'], record['source'])))
-    except (ValueError, KeyError, TypeError) as error:
-      raise ValueError(
-        f'samples: line {number} of {path} is no record with task and source'
-      ) from error
-  tasks = list(dict.fromkeys(sample.task for sample in samples))
-  return sorted(samples, key=lambda sample: tasks.index(sample.task))
-
-
-def _with_prefix(sample: Sample) -> Sample:
-  prefix = corpus.PREFIXES.get(sample.task, '')
-  return sample._replace(source=prefix + sample.source.removeprefix(prefix))
-
-
 class Demonstration:
   """Everything is checked by the constructor; `run` shows it.
 
@@ -84,6 +47,8 @@ class Demonstration:
   """
 
   def __init__(self, config: RunConfig, pair: Pair):
+    if config.sampling.max_new_tokens == 1:
+      raise ValueError('max_new_tokens: 1 leaves nothing to draft; give 2 or more')
     self.config, self.pair = config, pair
     self.samples = read_samples(pair)
     self.sources = pair.encode([each.source for each in self.samples], truncate=True)

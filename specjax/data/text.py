@@ -154,11 +154,11 @@ def read_lines(path: str | Path) -> list[str]:
     path: UTF-8, with or without a byte-order mark, LF or CRLF line ends.
 
   Returns:
-    The lines without their ends, in order.
+    The lines without their ends, in order; blank lines at the end are no texts.
 
   Raises:
-    ValueError: the file is missing or unreadable, has no line, a line is empty,
-      or a line is not UTF-8; the message names the file and the line.
+    ValueError: the file is missing or unreadable, has no text, a line before the last
+      text is empty, or a line is not UTF-8; the message names the file and the line.
   """
   if str(path) == '-':
     return list(_decode_lines(sys.stdin.buffer, 'standard input'))
@@ -273,7 +273,7 @@ def _content(ids: Ids) -> Iterator[int]:
 
 
 def _decode_lines(file: BinaryIO, name: str) -> Iterator[str]:
-  number = 0
+  num_texts, blank = 0, None
   for number, line in enumerate(file, 1):
     line = line.rstrip(b'\r\n')
     if number == 1:
@@ -286,7 +286,11 @@ def _decode_lines(file: BinaryIO, name: str) -> Iterator[str]:
         f'{error.start + 1} is not UTF-8; save the file as UTF-8'
       ) from error
     if not text.strip():
-      raise ValueError(f'{name}, line {number} is empty; remove the line or fill it')
+      blank = blank or number
+      continue
+    if blank:
+      raise ValueError(f'{name}, line {blank} is empty; remove the line or fill it')
+    num_texts += 1
     yield text
-  if number == 0:
+  if num_texts == 0:
     raise ValueError(f'{name} is empty; give one source a line')

@@ -230,11 +230,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   if options.config is None:
     return options
   config = load_config(options.config)
+  speculation = config.speculation.within(config.sampling.max_new_tokens)
+  if speculation.is_auto:
+    raise ValueError(
+      f"num_speculative_tokens: 'auto' in {options.config}; the benchmark compares "
+      'fixed gammas, so name a configuration with an integer'
+    )
   parser.set_defaults(
     model=config.pair.model,
     draft_model=config.pair.draft_model,
     dtype=config.pair.dtype,
-    gamma=config.speculation.num_speculative_tokens,
+    gamma=speculation.num_speculative_tokens,
     max_new_tokens=config.sampling.max_new_tokens,
     batch_size=config.io.batch_size,
     seed=config.sampling.seed,

@@ -33,7 +33,9 @@ def test_read_lines_reads_standard_input(monkeypatch):
     (b'good\nbad \xff byte\n', 'line 2: byte 0xff at column 5 is not UTF-8'),
     (b'cut \xe2\x82', 'line 1: byte 0xe2 at column 5 is not UTF-8'),
     (b'one\n\nthree\n', 'line 2 is empty'),
-    (b'one\n \t\n', 'line 2 is empty'),
+    (b'\none\n', 'line 1 is empty'),
+    (b'one\n \n\nfour', 'line 2 is empty'),
+    (b' \n\n', 'is empty; give one source a line'),
     (b'', 'is empty; give one source a line'),
   ],
 )

@@ -349,3 +349,24 @@ def test_bfloat16(tiny):
   case = cases.make_case(size=tiny, dtype='bfloat16', source_length=4)
   assert case.dtype == case.draft.config.dtype == 'bfloat16'
   assert {leaf.dtype.name for leaf in jax.tree.leaves(case.params)} == {'bfloat16'}
+
+
+@pytest.mark.parametrize(('budget', 'gamma'), [(20, 4), (3, 2)])
+def test_a_configuration_without_a_gamma(tmp_path, budget, gamma):
+  path = tmp_path / 'mine.py'
+  path.write_text(
+    'from specjax import config as c\n'
+    f'CONFIG = c.RunConfig(sampling=c.SamplingConfig(max_new_tokens={budget}))\n'
+  )
+  assert bench.parse(['--config', str(path)]).gamma == gamma
+
+
+def test_a_configuration_that_chooses_gamma_is_refused(tmp_path):
+  path = tmp_path / 'mine.py'
+  path.write_text(
+    'from specjax import config as c\n'
+    'CONFIG = c.RunConfig(speculation=c.SpeculationConfig(\n'
+    "  num_speculative_tokens='auto'))\n"
+  )
+  with pytest.raises(ValueError, match=r"^num_speculative_tokens: 'auto' in "):
+    bench.parse(['--config', str(path)])

@@ -47,14 +47,15 @@ RUNS = {
     ('forward_kl', 'online'),
   ),
   'cut, longer': (BASELINE, ('forward_kl', 'target')),
+  'cut, longest': (BASELINE, ('forward_kl', 'target'), ('kl_then_tvd', 'target')),
 }
-LONGER = 4
+LONGER = {'cut, longer': 4, 'cut, longest': 16}
 QUICK_RUNS = {'embedded': (BASELINE, ('forward_kl', 'draft'))}
 
 
 def steps_of(draft: str, steps: int) -> int:
   """Steps of a draft's runs."""
-  return LONGER * steps if draft.endswith('longer') else steps
+  return LONGER.get(draft, 1) * steps
 
 
 class Size(NamedTuple):

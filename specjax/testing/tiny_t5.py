@@ -55,14 +55,19 @@ def tiny_t5(
     **overrides,
   }
   config = T5Config(**fields)
-  module = Transformer(config)
-  token_11 = jnp.ones((1, 1), jnp.int32)
-  params = jax.jit(module.init)(jax.random.key(seed), token_11, token_11)['params']
+  params = jax.tree.map(lambda leaf: leaf, _init(config, seed))  # the dicts are new
   if not config.logits_via_embedding:
     head = params['decoder']['logits_dense']
     head['kernel'] = head['kernel'] * gain
   oracle = recompute.recompute_model(_apply(config))
   return TinyT5(config, params, t5_model(config), oracle)
+
+
+@functools.cache
+def _init(config: T5Config, seed: int) -> Any:
+  token_11 = jnp.ones((1, 1), jnp.int32)
+  init = jax.jit(Transformer(config).init)
+  return init(jax.random.key(seed), token_11, token_11)['params']
 
 
 @functools.cache

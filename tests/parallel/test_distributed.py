@@ -144,9 +144,13 @@ def test_two_processes_decode_what_one_does(variables, tmp_path):
     processes.append(decode(folder, output, *options, devices=2, **variables))
   said = [process.communicate(timeout=200) for process in processes]
   assert [process.returncode for process in processes] == [0, 0], said
-  # What gloo itself prints is not ours.
+  # What gloo itself prints is not ours; its threads may cut each other's lines.
   lines = [
-    [line for line in out.splitlines() if not line.startswith('[Gloo]')]
+    [
+      line
+      for line in out.splitlines()
+      if '[Gloo]' not in line and 'peer ranks' not in line
+    ]
     for out, _ in said
   ]
   assert lines == [expected.splitlines(), []]

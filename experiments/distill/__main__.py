@@ -266,6 +266,7 @@ def panels(records: Sequence[dict]) -> dict[str, list[dict]]:
     'whose texts, with forward KL': chosen(
       'cut', lambda each: each['divergence'] == 'forward_kl'
     ),
+    'for 16 times as long': chosen('cut, longest', lambda each: True),
     'from the embedded draft on': chosen('embedded', lambda each: True),
   }
 
@@ -277,8 +278,11 @@ def picture(records: Sequence[dict], path: pathlib.Path) -> None:
   matplotlib.use('agg')
   from matplotlib import pyplot
 
-  figure, axes = pyplot.subplots(1, 3, figsize=(13, 4.8), layout='constrained')
-  for axis, (title, shown) in zip(axes, panels(records).items(), strict=True):
+  shown_by_title = panels(records)
+  figure, axes = pyplot.subplots(
+    1, len(shown_by_title), figsize=(16, 4.8), layout='constrained'
+  )
+  for axis, (title, shown) in zip(axes, shown_by_title.items(), strict=True):
     axis.set(title=title, xlabel='step')
     if not shown:  # a quick run
       continue

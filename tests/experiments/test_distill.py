@@ -29,6 +29,8 @@ RECORDS = [
   record('forward_kl', 'target', 0.5625),
   record('tvd', 'target', 0.25),
   record('forward_kl', 'draft', 0.5),
+  record('cross_entropy', 'fixed', 0.625, 'cut, longest', 1600),
+  record('kl_then_tvd', 'target', 0.75, 'cut, longest', 1600),
   record('cross_entropy', 'fixed', 0.75, 'embedded'),
   record('forward_kl', 'target', 0.875, 'embedded'),
 ]
@@ -36,7 +38,7 @@ RECORDS = [
 
 def test_gains_are_over_cross_entropy_of_the_same_draft():
   gains = [command.gain(each, RECORDS) for each in RECORDS]
-  assert gains == [0.0, 0.0625, -0.25, 0.0, 0.0, 0.125]
+  assert gains == [0.0, 0.0625, -0.25, 0.0, 0.0, 0.125, 0.0, 0.125]
 
 
 def test_the_table_says_so():
@@ -59,6 +61,7 @@ def test_the_picture_has_every_run_in_its_panel(tmp_path):
   ] == [
     [('cross_entropy', 'fixed'), ('forward_kl', 'target'), ('tvd', 'target')],
     [('cross_entropy', 'fixed'), ('forward_kl', 'target'), ('forward_kl', 'draft')],
+    [('cross_entropy', 'fixed'), ('kl_then_tvd', 'target')],
     [('cross_entropy', 'fixed'), ('forward_kl', 'target')],
   ]
 

@@ -6,6 +6,7 @@ looks and its waits for the device are inside. Greedy.
 """
 
 import functools
+from collections.abc import Iterator, Sequence
 
 from experiments import common, rounds
 from experiments.workloads.__main__ import MEANINGS, workloads_of
@@ -16,17 +17,32 @@ PLAIN, AUTO = 0, 'auto'
 LABELS = {'draft_model': 'draft model', 'ngram': 'prompt lookup'}
 
 
+def choose_workloads(
+  subject: common.Subject, names: Sequence[str] | None
+) -> dict[str, list[list[int]]]:
+  """Those named, or all.
+
+  Raises:
+    ValueError: a name is unknown.
+  """
+  found = workloads_of(subject)
+  if unknown := sorted(set(names or ()) - set(found)):
+    raise ValueError(f'workloads: {", ".join(unknown)}; give of {", ".join(found)}')
+  return {name: found[name] for name in names or found}
+
+
 def measure(
   subject: common.Subject,
+  workloads: dict[str, list[list[int]]],
   max_gamma: int,
   batch_sizes: list[int],
   repeats: int,
   clock: str,
-) -> list[dict]:
+) -> Iterator[dict]:
   """One record for each workload, method and batch size."""
-  pair, records = subject.pair, []
+  pair = subject.pair
   methods = ['draft_model'] * (pair.draft is not None) + ['ngram']
-  for name, sources in workloads_of(subject).items():
+  for name, sources in workloads.items():
     for batch_size in batch_sizes:
       for method in methods:
         chosen: list[tuning.Choice] = []
@@ -49,18 +65,15 @@ def measure(
           raise ValueError(f'{name}: outputs differ in {pair.name}; decode in float32')
         chosen.clear()
         times, _ = interleave.interleave(calls, repeats, rounds.CLOCKS[clock])
-        records.append(
-          {
-            'workload': name,
-            'kind': MEANINGS.get(name, name),
-            'method': method,
-            'batch_size': batch_size,
-            'texts': len(sources),
-            **compare(times),
-            'last_choice': chosen[-1].gamma,
-          }
-        )
-  return records
+        yield {
+          'workload': name,
+          'kind': MEANINGS.get(name, name),
+          'method': method,
+          'batch_size': batch_size,
+          'texts': len(sources),
+          **compare(times),
+          'last_choice': chosen[-1].gamma,
+        }
 
 
 def compare(times: dict[int | str, Samples]) -> dict:
@@ -116,12 +129,20 @@ def draw(records: list[dict], folder) -> None:
 def main(argv: list[str] | None = None) -> None:
   parser = rounds.parser('auto', __doc__, count=16, max_gamma=8, repeats=5)
   parser.add_argument('--batch_sizes', type=int, nargs='+', default=[1, 8])
+  parser.add_argument('--workloads', nargs='+', help='tasks, mixed; all if not given')
   options = common.parse(parser, argv, count=1, max_gamma=2, repeats=1, batch_sizes=[1])
   subject = common.load_subject(options.config, options.count)
-  records = measure(
-    subject, options.max_gamma, options.batch_sizes, options.repeats, options.clock
-  )
-  common.write_records(options.output, records)
+  records = []
+  for record in measure(
+    subject,
+    choose_workloads(subject, options.workloads),
+    options.max_gamma,
+    options.batch_sizes,
+    options.repeats,
+    options.clock,
+  ):
+    records.append(record)
+    common.write_records(options.output, records)
   draw(records, options.output)
   common.print_table(records)
 

@@ -27,7 +27,9 @@ def choose_workloads(
   """
   found = workloads_of(subject)
   if unknown := sorted(set(names or ()) - set(found)):
-    raise ValueError(f'workloads: {", ".join(unknown)}; give of {", ".join(found)}')
+    raise ValueError(
+      f'workloads: {", ".join(unknown)}; give some of {", ".join(found)}'
+    )
   return {name: found[name] for name in names or found}
 
 
@@ -127,7 +129,7 @@ def draw(records: list[dict], folder) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-  parser = rounds.parser('auto', __doc__, count=16, max_gamma=8, repeats=5)
+  parser = rounds.parser('auto', __doc__, count=64, max_gamma=8, repeats=3)
   parser.add_argument('--batch_sizes', type=int, nargs='+', default=[1, 8])
   parser.add_argument('--workloads', nargs='+', help='tasks, mixed; all if not given')
   options = common.parse(parser, argv, count=1, max_gamma=2, repeats=1, batch_sizes=[1])

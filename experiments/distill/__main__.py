@@ -266,7 +266,9 @@ def panels(records: Sequence[dict]) -> dict[str, list[dict]]:
     'whose texts, with forward KL': chosen(
       'cut', lambda each: each['divergence'] == 'forward_kl'
     ),
-    'for 16 times as long': chosen('cut, longest', lambda each: True),
+    f'for {LONGER["cut, longest"]} times as long': chosen(
+      'cut, longest', lambda each: True
+    ),
     'from the embedded draft on': chosen('embedded', lambda each: True),
   }
 
@@ -310,7 +312,11 @@ def picture(records: Sequence[dict], path: pathlib.Path) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--quick', action='store_true', help='two steps: for tests')
-  parser.add_argument('--steps', type=int, help='of each run; default 100')
+  parser.add_argument(
+    '--steps',
+    type=int,
+    help='of each run, 4 and 16 times as many of the longer ones; default 100',
+  )
   parser.add_argument('--output', type=pathlib.Path, default=HERE)
   options = parser.parse_args(argv)
   size, runs = (QUICK, QUICK_RUNS) if options.quick else (FULL, RUNS)

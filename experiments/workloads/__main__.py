@@ -8,6 +8,7 @@ import itertools
 
 from experiments import common, rounds
 from specjax.config import SamplingConfig, SpeculationConfig
+from specjax.eval import interleave
 
 MIXED = 'mixed'
 # What the tasks of the embedded pair stand for.
@@ -82,9 +83,8 @@ def mixing(times, tasks: list[str], name: str, method: str) -> float | None:
   """Time of the mixed batches over that of the same texts, task by task."""
   if name != MIXED:
     return None
-  turns = zip(*(times[task, method].values for task in tasks), strict=True)
-  apart = rounds.Samples(tuple(sum(turn) for turn in turns))
-  return round(rounds.ratio(times[MIXED, method], apart).median, 2)
+  apart = interleave.added(*(times[task, method] for task in tasks))
+  return round(interleave.ratio(times[MIXED, method], apart).median, 2)
 
 
 def draw(records: list[dict], folder) -> None:

@@ -6,7 +6,7 @@ that is timed afterwards is warm, and methods take turns.
 
 import functools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -128,16 +128,16 @@ class Demonstration:
     )
     with self.status.status('timing'):
       costs = self._costs()
-      speedups = {task: self._speedups(task) for task in self._tasks()}
+      times = {task: self._times(task) for task in self._tasks()}
       alphas = {name: self._alphas(name, each) for name, each in decoded.items()}
     rows = [
-      self._result(task, name, decoded[name], found[name], costs, speedups, alphas)
+      self._result(task, name, decoded[name], found[name], costs, times, alphas)
       for task in self._tasks()
       for name in decoded
     ]
     self._print_table(rows, costs)
     self._print_identity(found, len(plain.generations))
-    self._print_verdict(rows, decoded, costs, alphas)
+    self._print_verdict(rows, decoded, costs, times, alphas)
     self._write(decoded, rows)
     every = [each for differing in found.values() for each in differing]
     wrong = self._is_greedy() and any(not each.is_rounding for each in every)
@@ -177,8 +177,8 @@ class Demonstration:
       self.pair, self.programs, self.batches[0], budgets=budgets, repeats=COST_TURNS
     )
 
-  def _speedups(self, task: str) -> dict[str, interleave.Samples]:
-    """Plain time / time of each method, over the task's samples."""
+  def _times(self, task: str) -> dict[str, interleave.Samples]:
+    """Seconds of each method, plain decoding among them, for the task's samples."""
     indices = set(self._of_task(task, range(len(self.samples))))
     batches = [batch for batch in self.batches if batch.indices[0] in indices]
 
@@ -188,7 +188,7 @@ class Demonstration:
     runs = {name: functools.partial(run, each) for name, each in self.programs.items()}
 
     times, _ = interleave.interleave(runs, TURNS)
-    return {name: interleave.ratio(times['none'], each) for name, each in times.items()}
+    return times
 
   def _alphas(self, method: str, decoded: Decoded) -> list[metrics.Alpha | None]:
     """Per sample, from both models' laws; None for drafts that have no model."""
@@ -221,14 +221,14 @@ class Demonstration:
     decoded: Decoded,
     found: Sequence[Difference],
     costs: Costs,
-    speedups: dict[str, dict[str, interleave.Samples]],
+    times: dict[str, dict[str, interleave.Samples]],
     alphas: dict[str, list[metrics.Alpha | None]],
   ) -> report.Result:
     generations = self._of_task(task, decoded.generations)
     summary = total(generations)
     alpha = _mean_alpha(self._of_task(task, alphas[method]), summary)
     differing = {each.index for each in found}
-    measured = speedups[task][method]
+    measured = speedup([times[task]], method)
     return report.Result(
       task=task,
       method=method,
@@ -309,11 +309,11 @@ class Demonstration:
     rows: Sequence[report.Result],
     decoded: dict[str, Decoded],
     costs: Costs,
+    times: dict[str, dict[str, interleave.Samples]],
     alphas: dict[str, list[metrics.Alpha | None]],
   ) -> None:
     for name, each in decoded.items():
       summary = total(each.generations)
-      ratios = [row.measured for row in rows if row.method == name and row.measured]
       self._print(f'\n{name}, all tasks together')
       self._print(
         diagnose.explain(
@@ -321,7 +321,7 @@ class Demonstration:
           costs.c(name),
           costs.v,
           self.num_draft,
-          interleave.Samples(tuple(ratios)).median,
+          speedup(times.values(), name).median,
           tokens_per_call=summary.block_efficiency,
         )
       )
@@ -348,6 +348,29 @@ class Demonstration:
     for name, each in decoded.items():
       self.writer.texts(texts, each.generations, method=name)
     self.writer.summary(results=[row._asdict() for row in rows])
+
+
+def speedup(
+  times: Iterable[Mapping[str, interleave.Samples]], method: str
+) -> interleave.Samples:
+  """Plain time / the method's, over the texts of all the tasks given.
+
+  Args:
+    times: of each task, by method.
+    method: a name in `times`, as is 'none', plain decoding.
+
+  Example:
+    >>> long, short = ({'none': 8.0, 'ngram': 16.0}, {'none': 2.0, 'ngram': 1.0})
+    >>> times = [{k: interleave.Samples((v,)) for k, v in each.items()}
+    ...          for each in (long, short)]
+    >>> round(speedup(times, 'ngram').median, 3)  # 10 / 17, not the mean of 0.5 and 2
+    0.588
+  """
+  times = list(times)
+  plain, ours = (
+    interleave.added(*(each[name] for each in times)) for name in ('none', method)
+  )
+  return interleave.ratio(plain, ours)
 
 
 def _mean_alpha(

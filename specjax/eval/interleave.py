@@ -46,10 +46,10 @@ def ratio(numerator: Samples, denominator: Samples) -> Samples:
   return Samples(tuple(a / b for a, b in pairs))
 
 
-def added(first: Samples, second: Samples) -> Samples:
+def added(*terms: Samples) -> Samples:
   """Sums within each turn."""
-  pairs = zip(first.values, second.values, strict=True)
-  return Samples(tuple(a + b for a, b in pairs))
+  turns = zip(*(each.values for each in terms), strict=True)
+  return Samples(tuple(sum(turn) for turn in turns))
 
 
 class StepTimes(NamedTuple):

@@ -129,7 +129,7 @@ def test_auto_stands_beside_every_fixed_gamma(run):
     # One turn: its ratios are those of the same times.
     assert each['time_over_best'] == pytest.approx(best / each['auto'], rel=0.01)
     assert each['last_choice'] in (0, 1, 2)
-  with pytest.raises(ValueError, match='workloads: text; give of texts'):
+  with pytest.raises(ValueError, match='workloads: text; give some of texts'):
     run('auto', '--workloads', 'text')
 
 

@@ -124,10 +124,14 @@ def test_python_while_loop():
 
 def test_tiny_t5():
   tiny = tiny_t5(seed=3)
+  head = np.array(tiny.params['decoder']['logits_dense']['kernel'])
   again, other = tiny_t5(seed=3), tiny_t5(seed=4)
   assert tiny.model is again.model
   assert tiny.oracle is again.oracle
   jax.tree.map(np.testing.assert_array_equal, tiny.params, again.params)
+  # What is kept between calls is not the tree that a caller may change.
+  assert tiny.params['decoder'] is not again.params['decoder']
+  np.testing.assert_array_equal(again.params['decoder']['logits_dense']['kernel'], head)
   kernel = ('decoder', 'logits_dense', 'kernel')
   mine, theirs = tiny.params, other.params
   for name in kernel:

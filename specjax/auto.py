@@ -120,11 +120,14 @@ class AutoDecoder:
     """Runs a batch to its end, `most` rounds at a time or fewer."""
     cost_key = self._cost_key(batch)
     self._batches[cost_key] = self._batches.get(cost_key, 0) + 1
-    state = self._begin(batch)
+    if not (np.asarray(batch.sampling.max_new_tokens_B) > 0).any():
+      yield Segment(self._begin(0, batch), ())
+      return
+    choice = self._choose(batch, is_start=True)
+    state = self._begin(choice.gamma, batch)
     gammas: list[tuple[int, int]] = []
     before = _Counts.of(state)
-    while not before.is_done:
-      choice = self._choose(batch, is_start=not gammas)
+    while True:
       gamma = choice.gamma
       if not gammas or gammas[-1][1] != gamma:
         gammas.append((before.step + 1, gamma))
@@ -144,8 +147,9 @@ class AutoDecoder:
         if after.is_done:
           self._state = tuning.finish(self._state, after.longest)
         yield Segment(state, tuple(gammas))
-    if not gammas:  # no row had a budget
-      yield Segment(state, ())
+      if before.is_done:
+        return
+      choice = self._choose(batch, is_start=False)
 
   def _choose(self, batch: Batch, *, is_start: bool) -> Choice:
     if self.max_gamma == 0:
@@ -166,19 +170,24 @@ class AutoDecoder:
     speculation = dataclasses.replace(self._speculation, **changed)
     return self._pair.decoder(speculation, **self._options)
 
-  def _begin(self, batch: Batch) -> DecodeState:
-    params, static = self._programs[self.max_gamma]
-    names = ('target', 'drafter', 'max_len')
+  def _begin(self, gamma: int, batch: Batch) -> DecodeState:
+    """Before the first round. A text that begins plainly is plain to its end, so that
+    nothing is encoded for a drafter then."""
+    params, static = self._programs[gamma and self.max_gamma]
     with self._pair.precision():
       return rounds.begin(
         params,
         batch.inputs_BE,
         batch.sampling,
-        **{name: static[name] for name in names},
+        target=static['target'],
+        drafter=static['drafter']._replace(num_draft=self.max_gamma),
+        max_len=static['max_len'],
       )
 
   def _run(self, gamma: int, state: DecodeState, batch: Batch, most: int):
     params, static = self._programs[gamma]
+    if gamma == 0:
+      state = state._replace(draft_state=())  # `no_draft`'s, as above
     with self._pair.precision():
       return rounds.run(
         params, state, batch.row_key_B, batch.sampling, np.int32(most), **static
@@ -223,7 +232,7 @@ class AutoDecoder:
     num_rounds = min(TIMED_ROUNDS, int(num_new[0]))
 
     def seconds(gamma: int) -> float:
-      state = jax.block_until_ready(self._begin(batch))
+      state = jax.block_until_ready(self._begin(gamma, batch))
       began = self._clock()
       jax.block_until_ready(self._run(gamma, state, batch, num_rounds))
       return self._clock() - began

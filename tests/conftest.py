@@ -1,9 +1,9 @@
 """The strict rig: 8 CPU devices, no silent promotion, warnings are errors.
 
 Compiling takes most of the suite's time, so XLA's expensive passes are off, except
-in tests/exactness and wherever `optimised` is asked for: there the programs are the
-ones that users run. Workers share what they have compiled, in a folder that goes with
-the run unless JAX_COMPILATION_CACHE_DIR names one to keep.
+wherever `optimised` is asked for: where tests/exactness samples outputs, the programs
+are the ones that users run. Workers share what they have compiled, in a folder that
+goes with the run unless JAX_COMPILATION_CACHE_DIR names one to keep.
 """
 
 import gc
@@ -14,6 +14,7 @@ import tempfile
 
 import jax
 import pytest
+from jax._src import compiler
 
 # Read when the first backend starts, which no import does.
 os.environ['XLA_FLAGS'] = (
@@ -22,7 +23,32 @@ os.environ['XLA_FLAGS'] = (
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 jax.config.update('jax_default_matmul_precision', 'highest')
 jax.config.update('jax_legacy_prng_key', 'error')
-jax.config.update('jax_disable_most_optimizations', True)
+
+
+class _Compiler:
+  """How programs are compiled, until told otherwise: quickly, or as users do."""
+
+  options = staticmethod(compiler.get_compile_options)
+  is_quick = True
+
+  @classmethod
+  def quick(cls, is_quick: bool) -> None:
+    cls.is_quick = is_quick
+    jax.config.update('jax_disable_most_optimizations', is_quick)
+
+  @classmethod
+  def get_compile_options(cls, *args, backend=None, **kwargs):
+    # XLA's older code generator for fused loops takes half the time. It is chosen by
+    # program, and jax has no option that gives it to all of them.
+    if cls.is_quick and backend is not None and backend.platform == 'cpu':
+      overrides = kwargs.get('env_options_overrides') or {}
+      quick = {'xla_cpu_use_fusion_emitters': False}
+      kwargs['env_options_overrides'] = {**quick, **overrides}
+    return cls.options(*args, backend=backend, **kwargs)
+
+
+_Compiler.quick(True)
+compiler.get_compile_options = _Compiler.get_compile_options
 
 _CACHE = None
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
@@ -47,9 +73,9 @@ def few_programs():
 
 
 def _optimise():
-  jax.config.update('jax_disable_most_optimizations', False)
+  _Compiler.quick(False)
   yield
-  jax.config.update('jax_disable_most_optimizations', True)
+  _Compiler.quick(True)
 
 
 # They compile as users do; without it some CPUs round differently from T5X's.

@@ -322,7 +322,7 @@ class Demonstration:
           costs.v,
           self.num_draft,
           speedup(times.values(), name).median,
-          tokens_per_call=summary.block_efficiency,
+          tokens=summary.block_efficiency_at,
         )
       )
     best = {

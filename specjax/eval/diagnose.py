@@ -1,6 +1,7 @@
 """Does speculation pay, which term is to blame if not, and what would be better.
 
-Everything follows from measured alpha, c and v by the paper's formulas:
+Everything follows from measured alpha, c and v by the paper's formulas, or with tokens
+per call as counted where drafts are not accepted independently or not always found:
 
   alpha <= c          no gamma pays on any machine (Corollary 3.9): the draft is
                       too dear (c) or agrees too seldom (alpha)
@@ -9,6 +10,8 @@ Everything follows from measured alpha, c and v by the paper's formulas:
   excess              what a round costs beyond its parts: the loop itself
 """
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 from specjax.eval import theory
@@ -63,7 +66,7 @@ def diagnose(
   gamma: int,
   measured: float | None = None,
   *,
-  tokens_per_call: float | None = None,
+  tokens: Callable[[int], float] | None = None,
   excess: float = 1.0,
   max_gamma: int = 16,
 ) -> Diagnosis:
@@ -76,7 +79,8 @@ def diagnose(
       sequence or function gives v for every gamma.
     gamma: >= 1; the gamma in use.
     measured: measured speedup, if there is one.
-    tokens_per_call: measured block efficiency; replaces Eq. 1 in `predicted`.
+    tokens: gamma -> tokens per target call, in the place of Eq. 1 at `alpha`;
+      `metrics.Summary.block_efficiency_at` of a run.
     excess: time of a round / time of its parts.
     max_gamma: largest gamma to recommend.
 
@@ -88,16 +92,26 @@ def diagnose(
   at_gamma = theory.verify_cost(v, gamma)
   is_number = isinstance(v, int | float)
   every_v = interpolated(at_gamma, gamma) if is_number else v
-  if tokens_per_call is None:
-    tokens_per_call = theory.expected_tokens(alpha, gamma)
-  predicted = theory.speedup_of(tokens_per_call, gamma, c, at_gamma)
+  if tokens is None:
+    tokens = functools.partial(theory.expected_tokens, alpha)
+  predicted = theory.speedup_of(tokens(gamma), gamma, c, at_gamma)
+  last = max_gamma
+  if not is_number and not callable(v):
+    last = min(last, len(v) - 1)  # type: ignore[arg-type]
 
-  def best_with(c, v):
-    best_gamma = theory.optimal_gamma(alpha, c, v, max_gamma)
-    return best_gamma, theory.speedup(alpha, best_gamma, c, v)
+  def best_with(v):
+    speedups = [
+      theory.speedup_of(tokens(each), each, c, v) if each else 1.0
+      for each in range(last + 1)
+    ]
+    # Rounding breaks no tie, and ties go to the smaller gamma.
+    best_gamma = max(
+      range(last + 1), key=lambda each: (round(speedups[each], 12), -each)
+    )
+    return best_gamma, speedups[best_gamma]
 
-  best_gamma, best = best_with(c, every_v)
-  best_gamma_at_v1, best_at_v1 = best_with(c, 1.0)
+  best_gamma, best = best_with(every_v)
+  best_gamma_at_v1, best_at_v1 = best_with(1.0)
   limit = 1.0 / (1.0 - alpha) if alpha < 1 else float('inf')
 
   # What each term costs at this gamma: the gain if it alone were ideal.
@@ -138,7 +152,7 @@ def explain(
   gamma: int,
   measured: float | None = None,
   *,
-  tokens_per_call: float | None = None,
+  tokens: Callable[[int], float] | None = None,
   excess: float = 1.0,
   max_gamma: int = 16,
 ) -> str:
@@ -159,7 +173,7 @@ def explain(
     v,
     gamma,
     measured,
-    tokens_per_call=tokens_per_call,
+    tokens=tokens,
     excess=excess,
     max_gamma=max_gamma,
   )
@@ -175,8 +189,7 @@ def explain(
       f'Measured is {measured / found.predicted:.0%} of predicted: alpha, c and v leave'
       ' out the encoders, the loop itself and rows that wait for the last one.'
     )
-  now = theory.speedup(alpha, gamma, c, at_gamma)
-  return '\n'.join([*lines, *reason, _advice(found, now)])
+  return '\n'.join([*lines, *reason, _advice(found)])
 
 
 def _reason(found: Diagnosis, alpha, c, v, excess) -> list[str]:
@@ -215,7 +228,7 @@ def _reason(found: Diagnosis, alpha, c, v, excess) -> list[str]:
   return []
 
 
-def _advice(found: Diagnosis, now: float) -> str:
+def _advice(found: Diagnosis) -> str:
   if found.best_gamma == 0 and found.pays:
     return (
       f'Gamma {found.gamma} pays all the same, which these three figures alone do not'
@@ -228,10 +241,10 @@ def _advice(found: Diagnosis, now: float) -> str:
       'v': 'prompt lookup (c near 0) where the output repeats the source',
     }.get(found.blame)
     return 'Use gamma 0 (plain decoding)' + (f', or {remedy}.' if remedy else '.')
-  if found.best > now * _NEAR:
+  if found.best > found.predicted * _NEAR:
     return (
       f'Gamma {found.best_gamma} would be better: {found.best:.2f}x by theory,'
-      f' where gamma {found.gamma} gives {now:.2f}x.'
+      f' where gamma {found.gamma} gives {found.predicted:.2f}x.'
     )
   if not found.pays:
     return 'By theory no other gamma is better: use plain decoding here.'

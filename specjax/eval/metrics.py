@@ -72,6 +72,24 @@ class Summary(NamedTuple):
     """
     return _rate(self.num_emitted_tokens, self.num_target_calls)
 
+  def block_efficiency_at(self, gamma: int) -> float:
+    """What `block_efficiency` would be with another gamma, by the counts of this one.
+
+    Draft i is taken to be accepted in as many calls as it was here; past this gamma,
+    each as often where the one before it was, as the last one here. So positions need
+    not be alike, and calls without a draft count as what they are.
+
+    Args:
+      gamma: >= 0; 0 is plain decoding, 1 token a call.
+    """
+    calls, counts = self.num_target_calls, self.accepted_tokens_per_position
+    if gamma == 0 or not sum(counts):
+      return 1.0
+    *_, before, last = (calls, *counts)
+    more = [last * _rate(last, before) ** i for i in range(1, gamma - len(counts) + 1)]
+    share = (sum(counts[:gamma]) + sum(more)) / sum(counts)
+    return 1.0 + (self.block_efficiency - 1.0) * share
+
   @property
   def alpha_estimate(self) -> float:
     """Accepted / judged: the likeliest alpha if acceptances were independent.

@@ -55,21 +55,23 @@ def _least_likely(logits_BTV, sampling, slot_BT):
 
 
 @functools.cache
-def wrong_at(drafter: types.Drafter, position: int) -> types.Drafter:
+def wrong_at(drafter: types.Drafter, position: int | tuple[int, ...]) -> types.Drafter:
   """Replaces the draft at `position` (from 0) by the next id, as a point mass.
 
   With a drafter that always agrees with a greedy target this forces the first
-  rejection to exactly that position, and none if `position` is `num_draft`.
+  rejection to exactly that position, and none if `position` is `num_draft`. A tuple
+  has a position for each row.
   """
 
   def propose(params, state, key_B, history):
     draft, state = drafter.propose(params, state, key_B, history)
     vocab_size = draft.logq_BGV.shape[-1]
-    here_1G = (jnp.arange(drafter.num_draft) == position)[None]
+    position_B1 = jnp.array(position).reshape(-1, 1)
+    here_BG = jnp.arange(drafter.num_draft)[None] == position_B1
     wrong_BG = (draft.tokens_BG + 1) % vocab_size
-    tokens_BG = jnp.where(here_1G, wrong_BG, draft.tokens_BG)
+    tokens_BG = jnp.where(here_BG, wrong_BG, draft.tokens_BG)
     logq_BGV = jnp.where(
-      here_1G[..., None], point_mass(wrong_BG, vocab_size), draft.logq_BGV
+      here_BG[..., None], point_mass(wrong_BG, vocab_size), draft.logq_BGV
     )
     return types.Draft(tokens_BG, logq_BGV, draft.count_B), state
 

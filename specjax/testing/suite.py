@@ -7,7 +7,7 @@ test.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +24,7 @@ LEVEL = 1e-6
 TOLERANCE = 1e-12
 CHUNK = 2**18  # rows of one call of the compiled loop
 GAMMAS = ((1, 4), (4, 6))  # of the configurations, with numbers of tokens
+TEMPERATURES = (0.7, 1.0)
 FILTERS: dict[str, dict[str, Any]] = {
   'none': {},
   'top-k 3': {'top_k': 3},
@@ -194,12 +195,14 @@ def _chunks(num_samples: int) -> list[np.ndarray]:
   return list(np.arange(math.ceil(num_samples / rows) * rows).reshape(-1, rows))
 
 
-def sweep(num_rows: int, seed: int) -> Iterator[Sample]:
+def sweep(
+  num_rows: int, seed: int, temperatures: Sequence[float] = TEMPERATURES
+) -> Iterator[Sample]:
   """24 configurations: two temperatures, three filters, gamma 1 and 4, both rules."""
   key_B = toy.keys(num_rows, seed)
   for num_draft, num_tokens in GAMMAS:
     run = toy.rules_of(num_draft)
-    for temperature in (0.7, 1.0):
+    for temperature in temperatures:
       for filter_name, options in FILTERS.items():
         law = toy.target_law(num_tokens, temperature=temperature, **options)
         sampling = toy.options(temperature=temperature, **options)

@@ -291,6 +291,23 @@ def load_config(path: str | Path, expected: type) -> Any:
   return config
 
 
+def weighted(name: str) -> tuple[str, float]:
+  """The source and weight of 'NAME=WEIGHT' or 'NAME'; raises ValueError."""
+  head, equals, tail = name.rpartition('=')
+  if not equals:
+    return name, 1.0
+  try:
+    return head, float(tail)
+  except ValueError as error:
+    raise ValueError(f'data: {name!r}: {tail!r} is no weight; give a number') from error
+
+
+def changed(part: Any, **fields: Any) -> Any:
+  """A configuration with those fields replaced that were given: not None, not empty."""
+  given = {name: value for name, value in fields.items() if value not in (None, ())}
+  return dataclasses.replace(part, **given)
+
+
 def run_command(main: Callable[..., None]) -> None:
   """Runs a function from the command line; a ValueError is one line and code 2."""
   try:

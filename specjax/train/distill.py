@@ -10,22 +10,22 @@ draft did.
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import jax
 import tyro
 
-from specjax.checkpoints import store
+from specjax.checkpoints import formats, store
 from specjax.core import types
 from specjax.core import warp as warps
 from specjax.data import corpus, text
 from specjax.models import t5
 from specjax.parallel import topology
-from specjax.train import resuming, shape_costs, slicing, texts
+from specjax.train import resuming, shape_costs, slicing
+from specjax.train import texts as texts_lib
 from specjax.train.answers import (
-  answer,
   answer_train_split,
   answer_valid_split,
   distillation,
@@ -34,28 +34,23 @@ from specjax.train.answers import (
   make_agreement,
   save_answers,
 )
-from specjax.train.config import DistillConfig, load_config, run_command
+from specjax.train.config import (
+  DistillConfig,
+  changed,
+  load_config,
+  run_command,
+  weighted,
+)
 from specjax.train.fit import TrainState, fit
+from specjax.train.material import Material, open_target, read_material
 from specjax.train.recipe import DATA, DIVERGENCES, Recipe
 from specjax.train.select import held_out, make_selection, measure_alpha
-from specjax.train.train import VOCABULARY_PATH, init_params, teacher_forcing
-
-
-class Material(NamedTuple):
-  """What a recipe is carried out with.
-
-  Attributes:
-    target: the frozen target.
-    vocabulary: of both.
-    pairs: sources with the texts to learn on, or, for texts that are sampled as
-      training goes, with texts whose lengths they may have.
-    prompts: held-out sources by task, ids with EOS.
-  """
-
-  target: store.Checkpoint
-  vocabulary: text.Vocabulary
-  pairs: Sequence[corpus.Pair]
-  prompts: Mapping[str, Sequence[Sequence[int]]]
+from specjax.train.train import (
+  find_vocabulary,
+  init_params,
+  restore_params,
+  teacher_forcing,
+)
 
 
 def first_params(config: DistillConfig, recipe: Recipe, target: store.Checkpoint):
@@ -133,7 +128,8 @@ def learn(
   """Carries out a recipe.
 
   Leaves in `folder`: `best.safetensors`, the draft of the largest S, with its score
-  in its notes; `scores.jsonl`, all measurements; `model.safetensors`, the last one.
+  in its notes; `scores.jsonl`, all measurements, the first before the first step;
+  `model.safetensors`, the last one.
 
   Args:
     config: shape, schedule, batches.
@@ -171,11 +167,17 @@ def learn(
     total_steps=total_steps,
     max_gamma=recipe.max_gamma,
   )
+  if params is None:
+    params = first_params(config, recipe, target)
+  if not resume:
+    print(selection.observe(params, 0))
   return fit(
     config.fit,
-    texts.objective(recipe, teacher_forcing(config.model), material.vocabulary.size),
-    first_params(config, recipe, target) if params is None else params,
-    lambda step: texts.pair_batches(
+    texts_lib.objective(
+      recipe, teacher_forcing(config.model), material.vocabulary.size
+    ),
+    params,
+    lambda step: texts_lib.pair_batches(
       material.pairs,
       config.data.buckets,
       config.data.tokens_per_batch,
@@ -186,7 +188,7 @@ def learn(
     export=lambda params, step: write(
       folder / 'model.safetensors', params, {'step': step}
     ),
-    prepare=texts.make_prepare(
+    prepare=texts_lib.make_prepare(
       recipe,
       t5.t5_model(target.config),
       jax.device_put(target.params),
@@ -214,79 +216,52 @@ def identify(config: DistillConfig, target: store.Checkpoint) -> dict[str, Any]:
   }
 
 
-def read_material(
-  config: DistillConfig, recipe: Recipe, target: store.Checkpoint, folder: Path
-) -> Material:
-  """The embedded corpus as material.
-
-  The target's answers, which data 'target' and 'mixed' need, are kept in
-  `folder/answers.npz` and used again: remove the file when the target has changed.
-  """
-  vocabulary = text.sentencepiece_vocabulary(VOCABULARY_PATH)
-  mixture = dict(config.data.mixture)
-
-  def encode(examples) -> Iterator[corpus.Pair]:
-    for each in examples:
-      yield corpus.encode_example(vocabulary, each, config.data.max_source)
-
-  chosen = corpus.epoch_examples(
-    corpus.read_corpus('train'), mixture, config.fit.seed, 0
-  )
-  pairs = list(encode(chosen))
-  if recipe.data in ('target', 'mixed'):
-    path = folder / 'answers.npz'
-    if not path.is_file():
-      sources = [pair.source for pair in pairs]
-      found = answer(
-        target,
-        vocabulary,
-        sources,
-        temperature=recipe.temperature,
-        seed=config.fit.seed,
-        num_top=1,  # laws are computed anew, over the whole vocabulary
-      )
-      save_answers(path, [each for _, each in found])
-    pairs = texts.answer_pairs(load_answers(path))
-  held = corpus.read_corpus('valid')
-  held += corpus.fix_examples(held)
-  prompts = {
-    task: [
-      pair.source
-      for pair in encode([e for e in held if e.task == task][: recipe.num_prompts])
-    ]
-    for task in mixture
-  }
-  return Material(target, vocabulary, pairs, prompts)
-
-
 def distill(
   config: DistillConfig,
-  target: Path,
+  target: str,
   folder: Path,
   *,
   recipe: Recipe | None = None,
+  init: str | None = None,
+  target_dtype: str = 'float32',
   resume: bool = False,
 ) -> TrainState:
-  """Distils a draft on the embedded corpus; leaves it in `folder`.
+  """Distils a draft and leaves it in `folder`.
 
   Args:
-    config: the draft and its schedule.
-    target: weights of the target.
+    config: the draft, its texts and its schedule.
+    target: a checkpoint of any format.
     folder: where everything goes; made if absent.
-    recipe: see `learn`; None: `learn_answers`.
+    recipe: see `learn`; None: `learn_answers`, on the embedded corpus.
+    init: a draft of any format to begin with, whose shape replaces `config.model`'s;
+      None: as the recipe says.
+    target_dtype: of the target's parameters and activations.
     resume: go on from the checkpoint in `folder`.
+
+  Raises:
+    ValueError: bad input, or what `fit` raises.
   """
+  teacher = open_target(target, target_dtype)
+  vocabulary, _ = find_vocabulary(config.data.vocabulary, target)
   resuming.make_folder(folder)
-  teacher = store.load(target)
   if recipe is None:
-    return learn_answers(config, teacher, folder, resume=resume)
-  material = read_material(config, recipe, teacher, folder)
-  return learn(config, recipe, material, folder, resume=resume)
+    if init is not None:
+      raise ValueError(f'init: {init} without a recipe; give --divergence')
+    return learn_answers(config, teacher, vocabulary, folder, resume=resume)
+  params = None
+  if init is not None:
+    weights = formats.open_weights(init)
+    model = dataclasses.replace(weights.config, dtype=config.model.dtype)
+    config = dataclasses.replace(config, model=model)
+    params = restore_params(weights)
+  material = read_material(config, recipe, teacher, vocabulary, folder)
+  return learn(config, recipe, material, folder, params=params, resume=resume)
 
 
 def learn_answers(
   config: DistillConfig,
   target: store.Checkpoint,
+  vocabulary: text.Vocabulary,
   folder: Path,
   *,
   resume: bool = False,
@@ -296,7 +271,9 @@ def learn_answers(
   Answers are kept in `folder/answers.npz` and used again if they exist: remove
   the file when the target has changed. Leaves `model.safetensors` in `folder`.
   """
-  vocabulary = text.sentencepiece_vocabulary(VOCABULARY_PATH)
+  others = [name for name, _ in config.data.mixture if name not in corpus.PREFIXES]
+  if others:
+    raise ValueError(f'data: {", ".join(others)} without a recipe; give --divergence')
   began = time.monotonic()
   path = folder / 'answers.npz'
   if path.is_file():
@@ -343,17 +320,37 @@ def _replaces(name: str) -> Any:
 
 def main(
   config: Annotated[str, tyro.conf.arg(help='A file that defines CONFIG.')],
-  target: Annotated[str, tyro.conf.arg(help="The target's weights.")],
+  target: Annotated[str, tyro.conf.arg(help="The target's checkpoint, of any format.")],
   folder: Annotated[str, tyro.conf.arg(help='Where checkpoints go.')],
   resume: Annotated[bool, tyro.conf.arg(help='Go on from the checkpoint.')] = False,
+  init: Annotated[
+    str | None, tyro.conf.arg(help='Draft to begin with, of any format.')
+  ] = None,
+  data: Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(help='SOURCE or SOURCE=WEIGHT each; replaces data.mixture.'),
+  ] = (),
+  valid: Annotated[
+    tuple[str, ...], tyro.conf.arg(help='Held-out sources; replaces eval.sources.')
+  ] = (),
+  vocabulary: Annotated[
+    str | None,
+    tyro.conf.arg(help="SentencePiece file, or 'bytes'; else what lies by the target."),
+  ] = None,
   total_steps: Annotated[
     int | None, tyro.conf.arg(help='Replaces fit.total_steps.')
   ] = None,
+  learning_rate: Annotated[
+    float | None, tyro.conf.arg(help='Replaces fit.learning_rate.')
+  ] = None,
+  target_dtype: Annotated[
+    Literal['float32', 'bfloat16'], tyro.conf.arg(help='In which the target runs.')
+  ] = 'float32',
   divergence: Annotated[
     Literal[DIVERGENCES] | None,  # type: ignore[valid-type]
     _replaces('divergence'),
   ] = None,
-  data: Annotated[Literal[DATA] | None, _replaces('data')] = None,  # type: ignore[valid-type]
+  texts: Annotated[Literal[DATA] | None, _replaces('data')] = None,  # type: ignore[valid-type]
   start: Annotated[Literal['random', 'target'] | None, _replaces('start')] = None,
   c: Annotated[
     float | None, tyro.conf.arg(help="Time of a draft step / of a target's, for S.")
@@ -362,23 +359,29 @@ def main(
     float | None, tyro.conf.arg(help='Time of verifying / of a target step, for S.')
   ] = None,
 ) -> None:
-  """Distils a draft from a target on the embedded corpus."""
+  """Distils a draft from a target."""
   loaded = load_config(config, DistillConfig)
-  if total_steps is not None:
-    schedule = dataclasses.replace(loaded.fit, total_steps=total_steps)
-    loaded = dataclasses.replace(loaded, fit=schedule)
-  asked = {
-    'divergence': divergence, 'data': data, 'start': start, 'c': c, 'v': v
-  }  # fmt: skip
-  changes = {name: value for name, value in asked.items() if value is not None}
+  loaded = dataclasses.replace(
+    loaded,
+    fit=changed(loaded.fit, total_steps=total_steps, learning_rate=learning_rate),
+    data=changed(
+      loaded.data, mixture=tuple(map(weighted, data)), vocabulary=vocabulary
+    ),
+    eval=changed(loaded.eval, sources=valid),
+  )
   recipe = loaded.recipe
-  if changes:
-    recipe = dataclasses.replace(recipe or Recipe(), **changes)  # type: ignore[arg-type]
+  asked = {
+    'divergence': divergence, 'data': texts, 'start': start, 'c': c, 'v': v
+  }  # fmt: skip
+  if any(value is not None for value in asked.values()):
+    recipe = changed(recipe or Recipe(), **asked)
   distill(
     loaded,
-    Path(target).expanduser(),
+    target,
     Path(folder).expanduser(),
     recipe=recipe,
+    init=init,
+    target_dtype=target_dtype,
     resume=resume,
   )
 

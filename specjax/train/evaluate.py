@@ -43,25 +43,45 @@ def read_held_out(config: TrainConfig, vocabulary: text.Vocabulary) -> list[Held
   Raises:
     ValueError: as for `mixture.open_source` and `tasks.read_task`.
   """
-  names = config.eval.sources
-  if names is None:
-    names = tuple(n for n, _ in config.data.mixture if mixture.file_of(n) is None)
+  names = held_out_names(config)
   return [_read(config, vocabulary, name) for name in names]
 
 
-def _read(config: TrainConfig, vocabulary: text.Vocabulary, name: str) -> HeldOut:
-  data, evaluation = config.data, config.eval
-  embedded = name in corpus.PREFIXES and data.task_module is None
-  split = 'valid' if embedded else 'validation'
-  source = mixture.open_source(
+def held_out_names(config: TrainConfig) -> tuple[str, ...]:
+  """Those of `config.eval`, or else the mixture's that have a split of their own."""
+  if config.eval.sources is not None:
+    return config.eval.sources
+  return tuple(n for n, _ in config.data.mixture if mixture.file_of(n) is None)
+
+
+def open_held_out(
+  config: TrainConfig, vocabulary: text.Vocabulary, name: str
+) -> mixture.Source:
+  """A source's held-out split; a file is held out wholly.
+
+  Raises:
+    ValueError: as for `mixture.open_source`.
+  """
+  data = config.data
+  return mixture.open_source(
     name,
     vocabulary,
     max_source=data.max_source,
-    split=split,
+    split=_split(config, name),
     noise_density=data.noise_density,
     mean_span=data.mean_span,
     task_module=data.task_module,
   )
+
+
+def _split(config: TrainConfig, name: str) -> str:
+  is_embedded = name in corpus.PREFIXES and config.data.task_module is None
+  return 'valid' if is_embedded else 'validation'
+
+
+def _read(config: TrainConfig, vocabulary: text.Vocabulary, name: str) -> HeldOut:
+  data, evaluation = config.data, config.eval
+  source = open_held_out(config, vocabulary, name)
   examples = source.examples(0, 0)[: evaluation.num_examples]
   found = corpus.batch_pairs(
     map(source.encode, examples), data.buckets[-1:], data.tokens_per_batch, '0'
@@ -74,12 +94,12 @@ def _read(config: TrainConfig, vocabulary: text.Vocabulary, name: str) -> HeldOu
     )
   decoded = None
   if evaluation.decode_examples and not name.startswith(mixture.SPANS):
-    decoded = _read_texts(config, name, split)
+    decoded = _read_texts(config, name)
   return HeldOut(name, batches, decoded)
 
 
-def _read_texts(config: TrainConfig, name: str, split: str) -> tasks.TaskData:
-  count = config.eval.decode_examples
+def _read_texts(config: TrainConfig, name: str) -> tasks.TaskData:
+  count, split = config.eval.decode_examples, _split(config, name)
   if mixture.file_of(name) is None:
     return tasks.read_task(
       name, split, num_examples=count, module=config.data.task_module

@@ -26,8 +26,10 @@ from specjax.train import loss, resuming
 from specjax.train.config import (
   DataConfig,
   TrainConfig,
+  changed,
   load_config,
   run_command,
+  weighted,
 )
 from specjax.train.evaluate import make_evaluate
 from specjax.train.fit import TrainState, fit
@@ -215,17 +217,6 @@ def _check_width(width: int, size: int) -> None:
     )
 
 
-def _weighted(name: str) -> tuple[str, float]:
-  """'NAME=WEIGHT' or 'NAME'."""
-  head, equals, tail = name.rpartition('=')
-  if not equals:
-    return name, 1.0
-  try:
-    return head, float(tail)
-  except ValueError as error:
-    raise ValueError(f'data: {name!r}: {tail!r} is no weight; give a number') from error
-
-
 def main(
   config: Annotated[str, tyro.conf.arg(help='A file that defines CONFIG.')],
   folder: Annotated[str, tyro.conf.arg(help='Where checkpoints go.')],
@@ -264,16 +255,12 @@ def main(
 ) -> None:
   """Trains a T5."""
 
-  def changed(part: Any, **fields: Any) -> Any:
-    given = {name: value for name, value in fields.items() if value not in (None, ())}
-    return dataclasses.replace(part, **given)
-
   loaded = load_config(config, TrainConfig)
   parts = {
     'model': changed(loaded.model, dtype=dtype),
     'fit': changed(loaded.fit, total_steps=total_steps, learning_rate=learning_rate),
     'data': changed(
-      loaded.data, mixture=tuple(map(_weighted, data)), vocabulary=vocabulary
+      loaded.data, mixture=tuple(map(weighted, data)), vocabulary=vocabulary
     ),
     'eval': changed(loaded.eval, sources=valid, decode_examples=decode_examples),
     'mesh': changed(loaded.mesh, data=mesh_data, model=mesh_model),

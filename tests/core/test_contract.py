@@ -168,7 +168,7 @@ def test_i2_extend_is_fed_the_pending_token_and_the_drafts_at_length_minus_1():
 
 @pytest.mark.parametrize('num_draft', [1, 3])
 def test_i3_each_round_emits_one_to_g_plus_1_tokens(num_draft):
-  states = _states(num_draft=num_draft, max_len=12)
+  states = _states(num_draft=num_draft)
   emitted = []
   for before, after in itertools.pairwise(states):
     live = ~np.asarray(before.done_B)
@@ -179,23 +179,23 @@ def test_i3_each_round_emits_one_to_g_plus_1_tokens(num_draft):
 def test_i4_surplus_is_dropped_at_the_budget_never_clamped():
   """A self-draft of G = 7 would overshoot every one of these ends."""
   params = _table_params(noise=0.0)
-  for max_len in (2, 4, 7):
+  plain = autoregressive.decode(
+    params,
+    jnp.ones((6, 1), jnp.int32),
+    rng.row_keys(0, jnp.arange(6)),
+    make_sampling(6),
+    target=TABLE,
+    warp=WARP,
+    max_len=9,
+    eos_id=-1,
+  )
+  for max_len in (2, 6, 9):  # no round, and parts of the first and of the second
     state = _decode(
       num_draft=7,
       max_len=max_len,
       params=params,
       eos_id=-1,
       sampling=make_sampling(6),
-    )
-    plain = autoregressive.decode(
-      params,
-      jnp.ones((6, 1), jnp.int32),
-      rng.row_keys(0, jnp.arange(6)),
-      make_sampling(6),
-      target=TABLE,
-      warp=WARP,
-      max_len=max_len,
-      eos_id=-1,
     )
     assert state.tokens_BS.shape[1] == max_len + 8
     assert state.length_B.tolist() == [max_len] * 6
@@ -262,7 +262,7 @@ def test_i7_counts_depend_on_the_past_alone():
     6, temperature=1.0, max_new_tokens=[1, 2, 3, 4, 4, 4], num_draft=[3, 3, 3, 3, 1, 0]
   )
   firsts = [
-    _states(seed=seed, max_len=5, sampling=sampling, eos_id=-1)[1].draft_state.last
+    _states(seed=seed, sampling=sampling, eos_id=-1)[1].draft_state.last
     for seed in range(5)
   ]
   assert {tuple(draft.count_B.tolist()) for draft in firsts} == {(0, 1, 2, 3, 1, 0)}
@@ -271,7 +271,7 @@ def test_i7_counts_depend_on_the_past_alone():
 
 def test_i8_stale_slots_hold_finite_garbage_only():
   """Any finite content of the unused slots gives the same output, bit for bit."""
-  t5, draft = tiny_t5(0), tiny_t5(1, num_layers=1)
+  t5, draft = tiny_t5(0, num_layers=1), tiny_t5(1, num_layers=1)
 
   def littered(model):
     """Its parameters are (the model's, what every slot starts with)."""
@@ -332,7 +332,7 @@ def test_i9_eos_inside_an_accepted_block_ends_the_row_there(num_draft):
   )
   text = plain.tokens_BS[0, 1:13].tolist()
   tokens = sorted({*text} - {0})
-  assert len(tokens) == 4
+  assert len(tokens) >= 4
   for token in tokens:
 
     def renamed(ids, token=token):
@@ -367,12 +367,10 @@ def test_i9_what_comes_first_in_the_text_decides_the_end():
   table = jnp.full(((V + 1) ** ORDER, V), -50.0).at[:, EOS].set(50.0)
   for budget in (1, 2):
     state = _decode(
-      params=Params(table, table),
-      num_rows=1,
-      sampling=make_sampling(1, max_new_tokens=budget),
+      params=Params(table, table), sampling=make_sampling(6, max_new_tokens=budget)
     )
-    assert state.tokens_BS[0, 1] == EOS
-    assert state.length_B.tolist() == [2]
+    assert (state.tokens_BS[:, 1] == EOS).all()
+    assert state.length_B.tolist() == [2] * 6
 
 
 def _all_but_certain(accept_key_B, resample_key_B, draft, logp_BG1V):
@@ -382,7 +380,7 @@ def _all_but_certain(accept_key_B, resample_key_B, draft, logp_BG1V):
 
 
 @pytest.mark.parametrize('temperature', [0.0, 1.0])
-@pytest.mark.parametrize('num_draft', [1, 2, 5])
+@pytest.mark.parametrize('num_draft', [1, 5])
 def test_i10_a_self_draft_is_accepted_at_every_position_of_every_round(
   num_draft, temperature
 ):
@@ -404,24 +402,23 @@ def test_i10_a_self_draft_is_accepted_at_every_position_of_every_round(
   np.testing.assert_array_equal(state.trace.accepted_BG, state.trace.drafted_BG)
 
 
-@pytest.mark.parametrize('position', [0, 3, 4])
-def test_i10_draft_cache_equals_a_recomputed_one_after_every_round(position):
+def test_i10_draft_cache_equals_a_recomputed_one_after_every_round():
   """With the first rejection forced to each position in turn, and to none."""
   t5 = tiny_t5(0)
-  drafter = wrong_at(model_draft(t5.model, T5_WARP, 4), position)
-  inputs = jnp.array([[3, 4, 5, 7, 1], [8, 2, 1, 0, 0]])
+  positions = (0, 3, 4)
+  drafter = wrong_at(model_draft(t5.model, T5_WARP, 4), positions)
+  inputs = jnp.array([[3, 4, 5, 7, 1], [8, 2, 1, 0, 0], [9, 9, 9, 9, 1]])
 
   @jax.jit
   def recomputed(tokens_BS):
     cache = t5.model.init(t5.params, inputs, num_slots=tokens_BS.shape[1])
-    return t5.model.extend(t5.params, cache, tokens_BS, jnp.zeros(2, jnp.int32))[1]
+    return t5.model.extend(t5.params, cache, tokens_BS, jnp.zeros(3, jnp.int32))[1]
 
-  rounds = 0
   for state in loop.stream(
     Params(t5.params, t5.params),
     inputs,
-    rng.row_keys(0, jnp.arange(2)),
-    make_sampling(2),
+    rng.row_keys(0, jnp.arange(3)),
+    make_sampling(3),
     target=t5.model,
     drafter=drafter,
     verifier=verify.token_verifier,
@@ -429,9 +426,8 @@ def test_i10_draft_cache_equals_a_recomputed_one_after_every_round(position):
     max_len=20,
     eos_id=-1,
   ):
-    rounds += 1
     fresh = recomputed(state.tokens_BS)
-    for b in range(2):
+    for b in range(3):
       # Slot length-2 may lag (the last draft was never fed), no earlier one.
       held = int(state.length_B[b]) - 2
       for old, new in zip(
@@ -440,7 +436,8 @@ def test_i10_draft_cache_equals_a_recomputed_one_after_every_round(position):
         strict=True,
       ):
         np.testing.assert_allclose(old[b, :, :held], new[b, :, :held], atol=1e-5)
-  assert rounds == -(-19 // (position + 1))
+  rounds = [-(-19 // (position + 1)) for position in positions]
+  assert state.trace.rounds_B.tolist() == rounds
 
 
 @pytest.mark.parametrize('rule', ['token', 'block'])
@@ -465,13 +462,13 @@ def test_trace_tells_where_every_token_came_from(rule):
 
 
 def test_trace_log_probabilities_are_the_warped_targets():
-  state = _decode(num_rows=8, sampling=make_sampling(8, temperature=0.7, top_k=3))
+  state = _decode(sampling=make_sampling(6, temperature=0.7, top_k=3))
   params = _table_params()
   sampling = make_sampling(1, temperature=0.7, top_k=3)
   slots = jnp.full((1, len(params.target)), 1, jnp.int32)
   laws = np.asarray(WARP(params.target[None], sampling, slots))[0]
   tokens_BS, logp_BS = np.asarray(state.tokens_BS), np.asarray(state.trace.logp_BS)
-  for b in range(8):
+  for b in range(6):
     length = int(state.length_B[b])
     text = [V, *tokens_BS[b, 1:length].tolist()]
     want = [laws[_context(text[:s]), text[s]] for s in range(1, length)]
@@ -510,16 +507,16 @@ def test_stream_passes_through_the_states_of_the_loop():
   options = {
     'target': TABLE,
     'drafter': model_draft(TABLE, WARP, 3),
-    'verifier': verify.block_verifier,
+    'verifier': verify.token_verifier,
     'warp': WARP,
     'max_len': 9,
     'eos_id': EOS,
   }
   arguments = (
     _table_params(),
-    jnp.ones((4, 1), jnp.int32),
-    rng.row_keys(5, jnp.arange(4)),
-    make_sampling(4, temperature=1.0),
+    jnp.ones((6, 1), jnp.int32),
+    rng.row_keys(5, jnp.arange(6)),
+    make_sampling(6, temperature=1.0),
   )
   states = list(loop.stream(*arguments, **options))
   final = loop.decode(*arguments, **options)
@@ -531,13 +528,12 @@ def test_stream_passes_through_the_states_of_the_loop():
 
 
 def test_new_arrays_never_recompile():
+  _decode()
   before = loop.decode._cache_size()
   for call in range(20):
     _decode(
-      num_rows=5,
-      max_len=11,
       sampling=make_sampling(
-        5,
+        6,
         temperature=0.1 * call,
         top_k=call % 3,
         top_p=1 - 0.01 * call,
@@ -546,7 +542,7 @@ def test_new_arrays_never_recompile():
         num_draft=call % 4,
       ),
     )
-  assert loop.decode._cache_size() == before + 1
+  assert loop.decode._cache_size() == before
 
 
 def test_errors_name_what_is_wrong():

@@ -10,6 +10,9 @@ from specjax.core.types import Draft
 
 ULP = 2.0**-23  # float32 uniforms are multiples of it
 RULES = {'token': verify.token_rule, 'block': verify.block_rule}
+decide = jax.jit(verify.verify, static_argnums=0)
+law_of = jax.jit(verify.verify_law, static_argnums=0)
+block_keys = jax.jit(rng.block_keys)
 
 
 def _log(p):
@@ -31,7 +34,7 @@ def _case(p_G1V, q_GV, tokens_G, count=None):
 def _decide(rule, p_G1V, q_GV, tokens_G, coins, count=None):
   logp, draft = _case(p_G1V, q_GV, tokens_G, count)
   keys = rng.row_keys(0, jnp.arange(1))
-  verdict = verify.verify(rule, jnp.asarray([coins], jnp.float32), keys, draft, logp)
+  verdict = decide(rule, jnp.asarray([coins], jnp.float32), keys, draft, logp)
   return int(verdict.num_accepted_B[0]), int(verdict.next_token_B[0])
 
 
@@ -67,11 +70,11 @@ def test_residual_without_mass_falls_back_to_p(rule):
     lambda *args: rule.acceptance(*args)._replace(prob_BG=jnp.zeros((1, 1))),
     rule.select,
   )
-  _, next_law = verify.verify_law(forced, logp, draft)
+  _, next_law = law_of(forced, logp, draft)
   np.testing.assert_allclose(next_law[0, 0], p[0], atol=1e-6)
   draws = {
     int(
-      verify.verify(
+      decide(
         forced, jnp.ones((1, 1)), rng.row_keys(seed, jnp.arange(1)), draft, logp
       ).next_token_B[0]
     )
@@ -85,7 +88,7 @@ def test_laws_one_ulp_apart_stay_inside_the_support(rule):
   p = np.array([0.3, 0.0, 0.7])
   q = np.asarray(jnp.asarray(p, jnp.bfloat16).astype(jnp.float32))
   logp, draft = _case([p, p], [q], [0])
-  num_law, next_law = verify.verify_law(rule, logp, draft)
+  num_law, next_law = law_of(rule, logp, draft)
   assert np.isfinite(num_law).all()
   assert np.isfinite(next_law).all()
   assert float(next_law[0, :, 1].max()) == 0
@@ -99,7 +102,7 @@ def test_positions_from_count_on_are_not_judged(rule):
   assert _decide(rule, p, q, [0, 1, 1], [0.0, 0.0, 0.0], count=1) == (1, 2)
   assert _decide(rule, p, q, [0, 1, 1], [0.0, 0.0, 0.0], count=0)[0] == 0
   logp, draft = _case(p, q, [0, 1, 1], count=1)
-  num_law, next_law = verify.verify_law(rule, logp, draft)
+  num_law, next_law = law_of(rule, logp, draft)
   np.testing.assert_allclose(num_law[0], [0, 1, 0, 0], atol=1e-6)
   np.testing.assert_allclose(next_law[0, 1], p[1], atol=1e-6)
 
@@ -109,7 +112,7 @@ def test_block_equals_token_at_one_draft():
   for _ in range(10):
     p, q = r.dirichlet(np.ones(4), 2), r.dirichlet(np.ones(4), 1)
     logp, draft = _case(p, q, [int(r.integers(4))])
-    a, b = (verify.verify_law(rule, logp, draft) for rule in RULES.values())
+    a, b = (law_of(rule, logp, draft) for rule in RULES.values())
     np.testing.assert_allclose(a[0], b[0], atol=1e-6)
     np.testing.assert_allclose(a[1], b[1], atol=1e-6)
 
@@ -118,7 +121,7 @@ def _expected_accepted(rule, p_V, q_V, num_draft):
   total = 0.0
   for tokens in np.ndindex(*(len(p_V),) * num_draft):
     logp, draft = _case([p_V] * (num_draft + 1), [q_V] * num_draft, list(tokens))
-    num_law, _ = verify.verify_law(rule, logp, draft)
+    num_law, _ = law_of(rule, logp, draft)
     weight = np.prod([q_V[t] for t in tokens])
     total += weight * float((num_law[0] * np.arange(num_draft + 1)).sum())
   return total
@@ -152,8 +155,8 @@ def test_uniform_draft_of_a_one_hot_target_accepts_one_in_v():
     jnp.full(num_rows, G, jnp.int32),
   )
   logp = jnp.tile(_log(one_hot)[None], (num_rows, 1, 1))
-  keys = rng.block_keys(rng.row_keys(0, jnp.arange(num_rows)), jnp.ones(num_rows, int))
-  verdict = verify.token_verifier(keys.accept_B, keys.resample_B, draft, logp)
+  keys = block_keys(rng.row_keys(0, jnp.arange(num_rows)), jnp.ones(num_rows, int))
+  verdict = jax.jit(verify.token_verifier)(keys.accept_B, keys.resample_B, draft, logp)
   want = np.cumprod(tokens == np.array([4, 2, 0])[None], axis=1).sum(1)
   np.testing.assert_array_equal(verdict.num_accepted_B, want)
   np.testing.assert_array_equal(
@@ -166,13 +169,13 @@ def test_the_draw_follows_the_law():
   num_rows = 1 << 17
   r = np.random.default_rng(3)
   p, q = r.dirichlet(np.ones(3), 3), r.dirichlet(np.ones(3), 2)
-  keys = rng.block_keys(rng.row_keys(0, jnp.arange(num_rows)), jnp.ones(num_rows, int))
+  keys = block_keys(rng.row_keys(0, jnp.arange(num_rows)), jnp.ones(num_rows, int))
   for rule in RULES.values():
     logp, draft = _case(p, q, [1, 2])
-    num_law, next_law = verify.verify_law(rule, logp, draft)
+    num_law, next_law = law_of(rule, logp, draft)
     want = np.asarray(num_law[0, :, None] * next_law[0], np.float64).ravel() * num_rows
     many = jax.tree.map(lambda x: jnp.repeat(x, num_rows, 0), (draft, logp))
-    verdict = verify.make_verifier(rule)(keys.accept_B, keys.resample_B, *many)
+    verdict = jax.jit(verify.make_verifier(rule))(keys.accept_B, keys.resample_B, *many)
     cell = np.asarray(verdict.num_accepted_B) * 3 + np.asarray(verdict.next_token_B)
     count = np.bincount(cell, minlength=9)
     assert count[want < 1e-3].sum() == 0

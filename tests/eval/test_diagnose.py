@@ -2,7 +2,7 @@
 
 import pytest
 
-from specjax.eval import diagnose, theory
+from specjax.eval import diagnose, metrics, theory
 
 
 def test_a_copy_of_the_target_as_draft_gets_gamma_0():
@@ -72,9 +72,35 @@ def test_advice_is_never_worse_and_a_loss_is_always_explained(alpha, c, v):
   assert found.pays == (found.predicted > 1)
 
 
-def test_measured_tokens_replace_eq_1():
-  found = diagnose.diagnose(0.5, 0.0, 2.0, 4, tokens_per_call=3.0)
-  assert found.predicted == 1.5
+def test_counted_tokens_replace_eq_1_in_prediction_and_advice():
+  """Prompt lookup: a draft in two calls of five, and then most of it accepted."""
+  counts = metrics.Summary(
+    num_target_calls=100,
+    num_drafts=40,
+    num_draft_tokens=160,
+    num_accepted_tokens=98,
+    num_corrections=14,
+    num_emitted_tokens=198,
+    num_eos_accepted=0,
+    draft_tokens_per_position=(40, 40, 40, 40),
+    accepted_tokens_per_position=(28, 25, 24, 21),
+  )
+  alpha, v = counts.alpha_estimate, [1.0, 2.0, 2.5, 2.7, 3.0, 3.0]
+  found = diagnose.diagnose(alpha, 0.0, v, 4, tokens=counts.block_efficiency_at)
+  assert found.predicted == pytest.approx(1.98 / 3.0)
+  # One token is emitted where nothing is drafted, so no gamma reaches plain decoding.
+  assert found.best_gamma == 0
+  assert theory.speedup(alpha, 4, 0.0, v) > 1  # were every call to draft
+  text = diagnose.explain(alpha, 0.0, v, 4, tokens=counts.block_efficiency_at)
+  assert '0.66x predicted' in text
+  assert 'Use gamma 0 (plain decoding)' in text
+  # Another gamma is judged by the same counts.
+  cheap = [1.0, 1.0, 1.1, 2.0, 3.0]
+  found = diagnose.diagnose(alpha, 0.0, cheap, 4, tokens=counts.block_efficiency_at)
+  assert found.best_gamma == 2
+  assert found.best == pytest.approx(1.53 / 1.1)
+  text = diagnose.explain(alpha, 0.0, cheap, 4, tokens=counts.block_efficiency_at)
+  assert 'Gamma 2 would be better: 1.39x by theory, where gamma 4 gives 0.66x' in text
 
 
 def test_a_measurement_far_below_the_prediction_is_said():

@@ -114,6 +114,29 @@ def test_eos_as_correction_is_no_accepted_draft():
   assert summary.alpha_estimate == 0.5
 
 
+@pytest.mark.parametrize('alpha', [0.25, 0.5])
+@pytest.mark.parametrize('found', [1.0, 0.5])
+def test_another_gammas_block_efficiency_from_the_counts_by_position(alpha, found):
+  """Independent acceptances, in a part of the calls: Eq. 1 in that part, else 1."""
+  calls = 4096
+  accepted_G = tuple(round(calls * found * alpha**i) for i in range(1, 4))
+  counts = metrics.Summary(
+    num_target_calls=calls,
+    num_drafts=round(calls * found),
+    num_draft_tokens=round(3 * calls * found),
+    num_accepted_tokens=sum(accepted_G),
+    num_corrections=round(calls * found) - accepted_G[-1],
+    num_emitted_tokens=calls + sum(accepted_G),
+    num_eos_accepted=0,
+    draft_tokens_per_position=(round(calls * found),) * 3,
+    accepted_tokens_per_position=accepted_G,
+  )
+  for gamma in range(7):
+    expected = found * theory.expected_tokens(alpha, gamma) + 1 - found
+    assert counts.block_efficiency_at(gamma) == pytest.approx(expected)
+  assert counts.block_efficiency_at(3) == counts.block_efficiency
+
+
 def test_ngram_without_a_match_has_defined_rates():
   table = chain(3, 4, 5)
   sampling = make_sampling(1, max_new=3)
@@ -127,6 +150,7 @@ def test_ngram_without_a_match_has_defined_rates():
   assert summary.alpha_estimate == 0.0
   assert summary.acceptance_rate_per_position == (0.0,) * 7
   assert summary.block_efficiency == 1.0
+  assert summary.block_efficiency_at(3) == 1.0
 
 
 def test_plain_decoding_and_rows_that_never_ran():

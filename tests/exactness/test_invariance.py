@@ -127,9 +127,8 @@ def test_seeds_matter_exactly_where_sampling_does():
 
 
 def test_equal_sources_are_sampled_independently():
-  num_rows = 64
-  source_B1 = jnp.zeros((num_rows, 1), jnp.int32)
-  sampling = warp.make_sampling(num_rows, temperature=1.0)
-  key_B = rng.row_keys(0, jnp.arange(num_rows))
+  source_B1 = jnp.zeros((NUM_ROWS, 1), jnp.int32)
+  sampling = warp.make_sampling(NUM_ROWS, temperature=1.0)
+  key_B = rng.row_keys(0, jnp.arange(NUM_ROWS))
   state = loop.decode(PARAMS, source_B1, key_B, sampling, **STATIC)
-  assert len(np.unique(state.tokens_BS, axis=0)) > 10
+  assert len(np.unique(state.tokens_BS, axis=0)) > NUM_ROWS // 2

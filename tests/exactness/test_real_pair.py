@@ -20,6 +20,8 @@ from specjax.core import coupling, loop, rng, verify, warp
 from specjax.drafters import model_draft
 from specjax.testing import mutants
 
+pytestmark = pytest.mark.usefixtures('optimised')  # what users run is sampled
+
 LEVEL = 1e-6
 TEXTS = (
   'ende: Click the button.',
@@ -49,6 +51,7 @@ MUTANTS = {
 }
 SURVIVORS = {'lenience 0.9', 'block rule, residual without its weight'}
 UNWARPED = 'drafts of the top 8, full law recorded'
+RULES = ('token', 'block')
 VERIFIERS = {'token': verify.token_verifier, 'block': verify.block_verifier, **MUTANTS}
 
 
@@ -98,21 +101,23 @@ def plain_samples(num_rows):
   return jax.device_get(loop.decode(*args, **static))
 
 
-@functools.partial(jax.jit, static_argnames='drafter')
-def _decode(index, args, drafter=None):
+@functools.partial(jax.jit, static_argnames=('drafter', 'names'))
+def _decode(index, args, names, drafter=None):
   _, static = arguments(TEXTS[3:], 0, 'draft_model', **OPTIONS)
 
   def verifier(*verifier_args):
-    return jax.lax.switch(index, list(VERIFIERS.values()), *verifier_args)
+    verifiers = [VERIFIERS[name] for name in names]
+    return jax.lax.switch(index, verifiers, *verifier_args)
 
   static |= {'verifier': verifier, 'drafter': drafter or static['drafter']}
   return loop.decode.__wrapped__(*args, **static)
 
 
 def speculative_samples(name, num_rows, drafter=None):
-  """By one compiled program for all verifiers."""
+  """By one compiled program for both rules, and one for all mutants."""
   args, _ = arguments(TEXTS[3:] * num_rows, 1, 'draft_model', **OPTIONS)
-  return jax.device_get(_decode(list(VERIFIERS).index(name), args, drafter))
+  names = tuple(MUTANTS if name in MUTANTS else RULES)
+  return jax.device_get(_decode(names.index(name), args, names, drafter))
 
 
 def unwarped_draft():
@@ -164,7 +169,7 @@ def plain():
   return plain_samples(512)
 
 
-@pytest.mark.parametrize('rule', ['token', 'block'])
+@pytest.mark.parametrize('rule', RULES)
 def test_text_has_the_law_of_plain_decoding(plain, rule):
   state = speculative_samples(rule, 512)
   assert min(p_values(state, plain)) > LEVEL

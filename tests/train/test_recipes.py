@@ -367,7 +367,9 @@ def test_a_draft_cut_from_its_target_learns(tmp_path, capsys):
   state = distill.learn(CONFIG, recipe, MATERIAL, tmp_path, measure=measure)
   lines = (tmp_path / 'scores.jsonl').read_text().splitlines()
   scores = [json.loads(line) for line in lines]
-  assert [(each['step'], each['alpha']) for each in scores] == [(15, 0.6), (30, 0.7)]
+  assert [(each['step'], each['alpha']) for each in scores] == [
+    (0, 0.6), (15, 0.7), (30, 0.8)
+  ]  # fmt: skip
   best = store.load(tmp_path / 'best.safetensors')
   assert best.config == CONFIG.model
   assert best.notes['speedup'] == max(each['speedup'] for each in scores)

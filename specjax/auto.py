@@ -126,7 +126,7 @@ class AutoDecoder:
     choice = self._choose(batch, is_start=True)
     state = self._begin(choice.gamma, batch)
     gammas: list[tuple[int, int]] = []
-    before = _Counts.of(state)
+    before = _Counts(0, 0, np.zeros(self.max_gamma, np.int32), 0, is_done=False)
     while True:
       gamma = choice.gamma
       if not gammas or gammas[-1][1] != gamma:

@@ -3,7 +3,8 @@
 Costs are measured once for a pair, a method and a number of rows, in rounds that are
 thrown away: of the very programs that decode, on the first batch's sources, with keys
 that no text uses and nothing proposed, so that each takes the same number of rounds and
-no text's coins can show in a time. Acceptance is counted in the texts' own rounds.
+no text's coins can show in a time. Acceptance is counted in the texts' own rounds. The
+counts of greedy decoding, which has no coins, serve the next call too.
 """
 
 import dataclasses
@@ -32,6 +33,19 @@ BATCHES_TO_MEASURE = 4
 _ENDLESS = 2**30
 
 
+class Memory(NamedTuple):
+  """What a pair keeps between calls.
+
+  Attributes:
+    costs: of rounds, by all they depend on.
+    seen: what greedy texts have shown. Counts of sampled texts are not kept: an
+      equal seed would meet its own coins again (`eval.tuning`).
+  """
+
+  costs: dict[Any, Costs]
+  seen: dict[Any, tuning.State]
+
+
 class Segment(NamedTuple):
   """Finished rounds of a batch.
 
@@ -45,10 +59,10 @@ class Segment(NamedTuple):
 
 
 class AutoDecoder:
-  """Decodes the batches of one call, and remembers between them what they showed.
+  """Decodes the batches of one call, and remembers what they showed.
 
   Args:
-    pair: a `Pair`, whose `decoder` gives the programs.
+    pair: a `Pair`, whose `decoder` gives the programs and whose `memory` is used.
     speculation: with `num_speculative_tokens` 'auto'.
     max_new_tokens: largest budget of all batches.
     banned_ids: as for `Pair.decoder`.
@@ -79,6 +93,8 @@ class AutoDecoder:
       gamma: self._program(gamma) for gamma in tuning.ladder(self.max_gamma)
     }
     self._state = tuning.initial(self.max_gamma)
+    self._seen_key: Any = None
+    self._is_greedy = True  # of all batches so far
     self._batches: dict[Any, int] = {}
 
   def read(self, batch: Batch) -> list[Generation]:
@@ -123,6 +139,7 @@ class AutoDecoder:
     if not (np.asarray(batch.sampling.max_new_tokens_B) > 0).any():
       yield Segment(self._begin(0, batch), ())
       return
+    self._recall(batch)
     choice = self._choose(batch, is_start=True)
     state = self._begin(choice.gamma, batch)
     gammas: list[tuple[int, int]] = []
@@ -148,8 +165,18 @@ class AutoDecoder:
           self._state = tuning.finish(self._state, after.longest)
         yield Segment(state, tuple(gammas))
       if before.is_done:
+        if self._is_greedy:
+          self._pair.memory.seen[self._seen_key] = self._state
         return
       choice = self._choose(batch, is_start=False)
+
+  def _recall(self, batch: Batch) -> None:
+    """Goes on from earlier calls, unless texts are sampled."""
+    self._is_greedy &= is_greedy(batch)
+    if self._seen_key is None:
+      self._seen_key = (*self._rules(), self.max_gamma, batch.inputs_BE.shape[0])
+      if self._is_greedy:
+        self._state = self._pair.memory.seen.get(self._seen_key, self._state)
 
   def _choose(self, batch: Batch, *, is_start: bool) -> Choice:
     if self.max_gamma == 0:
@@ -193,20 +220,23 @@ class AutoDecoder:
         params, state, batch.row_key_B, batch.sampling, np.int32(most), **static
       )
 
+  def _rules(self) -> tuple:
+    _, static = self._programs[self.max_gamma]
+    return self._speculation, static['warp']
+
   def _cost_key(self, batch: Batch) -> tuple:
-    is_greedy = not np.asarray(batch.sampling.temperature_B).any()
     _, static = self._programs[self.max_gamma]
     num_rows = batch.inputs_BE.shape[0]
-    return (self._speculation, static['warp'], static['max_len'], is_greedy, num_rows)
+    return (*self._rules(), static['max_len'], is_greedy(batch), num_rows)
 
   def _measures(self, batch: Batch) -> bool:
     """Whether this number of rows is measured, or else borrows."""
-    key, known = self._cost_key(batch), self._pair.round_costs
+    key, known = self._cost_key(batch), self._pair.memory.costs
     borrows = any(key[:-1] == other[:-1] for other in known)
     return key in known or not borrows or self._batches[key] >= BATCHES_TO_MEASURE
 
   def _costs(self, batch: Batch, gammas: tuple[int, ...]) -> Costs:
-    key, known = self._cost_key(batch), self._pair.round_costs
+    key, known = self._cost_key(batch), self._pair.memory.costs
     if not self._measures(batch):
       near = [other for other in known if other[:-1] == key[:-1]]
       return known[min(near, key=lambda other: abs(np.log(other[-1] / key[-1])))]
@@ -248,6 +278,11 @@ class AutoDecoder:
       for gamma in gammas:
         ratios[gamma].append(seconds(gamma) / plain)
     return [(gamma, statistics.median(each)) for gamma, each in ratios.items()]
+
+
+def is_greedy(batch: Batch) -> bool:
+  """Whether no row is sampled."""
+  return not np.asarray(batch.sampling.temperature_B).any()
 
 
 class _Counts(NamedTuple):

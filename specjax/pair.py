@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import drafters
-from specjax.auto import AutoDecoder, OnChoice
+from specjax.auto import AutoDecoder, Memory, OnChoice
 from specjax.config import SamplingConfig, SpeculationConfig, check_budget
 from specjax.core import autoregressive, coupling, loop, rng
 from specjax.core.types import DecodeState, Drafter, Model, Params
@@ -171,9 +171,9 @@ class Pair:
     return self.params, drafters.model_draft(self.draft, warp, num_draft, **keys)
 
   @functools.cached_property
-  def round_costs(self) -> dict[Any, Any]:
-    """What `specjax.auto` has measured with this pair."""
-    return {}
+  def memory(self) -> Memory:
+    """What gamma 'auto' has measured and seen with this pair."""
+    return Memory({}, {})
 
   @functools.cached_property
   def table(self) -> jax.Array:

@@ -24,8 +24,9 @@ round of a fixed gamma, which continues each row by the target's law (Leviathan 
 2023, appendix A.1; `testing.enumerate_law`). By induction over rounds so does the whole
 output. What would break it is a gamma that looks at the round it is used in: at drafted
 tokens, at their acceptance, or at rounds that had the same coins, as an earlier call
-with the same seed has. Hence counts are forgotten between calls, and only times are
-kept, of rounds with other coins (`specjax.auto`).
+with the same seed has. Hence counts of sampled texts are forgotten between calls; those
+of greedy texts are kept, which have no coins, and times, which are of rounds with other
+coins (`specjax.auto`).
 """
 
 import math

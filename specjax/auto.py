@@ -101,7 +101,8 @@ class AutoDecoder:
     """The results of a batch."""
     for segment in self.segments(batch):
       last = segment
-    return self._results(last, batch)
+    results = read_rows(last.state, batch.indices, self._pair.vocabulary)
+    return [self._result(each, last.gammas) for each in results]
 
   def stream(self, batch: Batch) -> Iterator[Chunk]:
     """A batch of one text, round by round."""
@@ -115,22 +116,25 @@ class AutoDecoder:
     (index,) = batch.indices
     for chunk in read_stream(states(), index, self._pair.vocabulary):
       if chunk.generation is not None:
-        generation = dataclasses.replace(chunk.generation, gammas=gammas[-1])
+        generation = self._result(chunk.generation, gammas[-1])
         chunk = dataclasses.replace(chunk, generation=generation)
       yield chunk
 
-  def _results(self, last: Segment, batch: Batch) -> list[Generation]:
-    return [
-      dataclasses.replace(
-        each,
-        gammas=tuple(
-          (first, gamma)
-          for first, gamma in last.gammas
-          if first <= each.num_target_calls
-        ),
-      )
-      for each in read_rows(last.state, batch.indices, self._pair.vocabulary)
-    ]
+  def _result(
+    self, generation: Generation, gammas: tuple[tuple[int, int], ...]
+  ) -> Generation:
+    """With its own gammas, and counts of as many positions as any other's."""
+
+    def padded(count_G: tuple[int, ...]) -> tuple[int, ...]:
+      return count_G + (0,) * (self.max_gamma - len(count_G))
+
+    calls = generation.num_target_calls
+    return dataclasses.replace(
+      generation,
+      gammas=tuple((first, gamma) for first, gamma in gammas if first <= calls),
+      drafted_per_position=padded(generation.drafted_per_position),
+      accepted_per_position=padded(generation.accepted_per_position),
+    )
 
   def segments(self, batch: Batch, most: int = _ENDLESS) -> Iterator[Segment]:
     """Runs a batch to its end, `most` rounds at a time or fewer."""
@@ -141,9 +145,9 @@ class AutoDecoder:
       return
     self._recall(batch)
     choice = self._choose(batch, is_start=True)
-    state = self._begin(choice.gamma, batch)
+    state: DecodeState | None = None
     gammas: list[tuple[int, int]] = []
-    before = _Counts(0, 0, np.zeros(self.max_gamma, np.int32), 0, is_done=False)
+    before = _Counts(0, 0, 0, 0, is_done=False)
     while True:
       gamma = choice.gamma
       if not gammas or gammas[-1][1] != gamma:
@@ -158,7 +162,7 @@ class AutoDecoder:
           gamma,
           num_rounds,
           after.row_rounds - before.row_rounds,
-          (after.accepted_G - before.accepted_G).tolist(),
+          np.asarray(after.accepted_G - before.accepted_G).tolist(),
         )
         left, before = left - num_rounds, after
         if after.is_done:
@@ -198,8 +202,7 @@ class AutoDecoder:
     return self._pair.decoder(speculation, **self._options)
 
   def _begin(self, gamma: int, batch: Batch) -> DecodeState:
-    """Before the first round. A text that begins plainly is plain to its end, so that
-    nothing is encoded for a drafter then."""
+    """Before the first round."""
     params, static = self._programs[gamma and self.max_gamma]
     with self._pair.precision():
       return rounds.begin(
@@ -211,14 +214,23 @@ class AutoDecoder:
         max_len=static['max_len'],
       )
 
-  def _run(self, gamma: int, state: DecodeState, batch: Batch, most: int):
+  def _run(self, gamma: int, state: DecodeState | None, batch: Batch, most: int):
+    """At most so many rounds, from the first one if there is no state. A batch that
+    begins plainly is plain to its end: it needs neither drafter nor room for drafts."""
     params, static = self._programs[gamma]
-    if gamma == 0:
-      state = state._replace(draft_state=())  # `no_draft`'s, as above
+    rows = (batch.row_key_B, batch.sampling, np.int32(most))
     with self._pair.precision():
-      return rounds.run(
-        params, state, batch.row_key_B, batch.sampling, np.int32(most), **static
-      )
+      if state is None:
+        return rounds.begin_and_run(
+          params,
+          batch.inputs_BE,
+          *rows,
+          max_draft=gamma and self.max_gamma,
+          **static,
+        )
+      if gamma == 0:
+        state = state._replace(draft_state=())  # `no_draft`'s
+      return rounds.run(params, state, *rows, **static)
 
   def _rules(self) -> tuple:
     _, static = self._programs[self.max_gamma]
@@ -288,7 +300,7 @@ def is_greedy(batch: Batch) -> bool:
 class _Counts(NamedTuple):
   step: int
   row_rounds: int
-  accepted_G: np.ndarray
+  accepted_G: np.ndarray | int
   longest: int
   is_done: bool
 

@@ -8,6 +8,7 @@ it is made before the round and from the past alone: `eval/tuning.py`.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +19,14 @@ from specjax.core.types import DecodeState, Drafter, Model, Params, Sampling
 from specjax.core.verify import Verifier
 from specjax.core.warp import Warp
 
+_STATIC = (
+  'target', 'drafter', 'verifier', 'warp', 'max_len', 'eos_id', 'block_keys'
+)  # fmt: skip
+
 begin = jax.jit(loop.start, static_argnames=('target', 'drafter', 'max_len'))
 
 
-@functools.partial(
-  jax.jit,
-  static_argnames=(
-    'target', 'drafter', 'verifier', 'warp', 'max_len', 'eos_id', 'block_keys'
-  ),
-  donate_argnames=('state',),
-)  # fmt: skip
+@functools.partial(jax.jit, static_argnames=_STATIC, donate_argnames=('state',))
 def run(
   params: Params,
   state: DecodeState,
@@ -77,3 +76,43 @@ def run(
     return ~jnp.all(state.done_B) & (state.step < last_step)
 
   return jax.lax.while_loop(goes_on, body, state)
+
+
+@functools.partial(jax.jit, static_argnames=(*_STATIC, 'max_draft'))
+def begin_and_run(
+  params: Params,
+  inputs_BE: shapes.Tokens_BE,
+  row_key_B: shapes.RowKeys,
+  sampling: Sampling,
+  num_rounds: jax.typing.ArrayLike,
+  *,
+  target: Model,
+  drafter: Drafter,
+  max_draft: int,
+  max_len: int,
+  **static: Any,
+) -> DecodeState:
+  """Both in one program, for a batch that keeps its first gamma.
+
+  Args:
+    max_draft: the largest `num_draft` of the runs that may follow.
+  """
+  state = loop.start(
+    params,
+    inputs_BE,
+    sampling,
+    target=target,
+    drafter=drafter._replace(num_draft=max_draft),
+    max_len=max_len,
+  )
+  return run(
+    params,
+    state,
+    row_key_B,
+    sampling,
+    num_rounds,
+    target=target,
+    drafter=drafter,
+    max_len=max_len,
+    **static,
+  )

@@ -134,16 +134,10 @@ def decode_in_pieces(key_B, sampling, seed, *, gammas=None, is_coupled=False):
     return model_draft(MODEL, WARP, gamma, **keys) if gamma else autoregressive.no_draft
 
   inputs_B1 = jnp.zeros((key_B.shape[0], 1), jnp.int32)
-  state = rounds.begin(
-    params,
-    inputs_B1,
-    sampling,
-    target=MODEL,
-    drafter=drafter(MAX_GAMMA),
-    max_len=MAX_LEN,
-  )
+  state = None
   seen, chosen = SEEN, []
-  while not bool(state.done_B.all()):
+  before = np.zeros(MAX_GAMMA)
+  while state is None or not bool(state.done_B.all()):
     if gammas is not None:
       gamma = gammas[len(chosen)]
     elif chosen and chosen[-1] == 0:
@@ -153,21 +147,20 @@ def decode_in_pieces(key_B, sampling, seed, *, gammas=None, is_coupled=False):
     verifier, block_keys = verify.token_verifier, rng.block_keys
     if is_coupled and gamma:
       verifier, block_keys = coupling.gumbel_verifier, coupling.slot_block_keys(gamma)
-    before = np.asarray(state.trace.accepted_BG.sum(axis=0))
-    num_live = int((~state.done_B).sum())
-    state = rounds.run(
-      params,
-      state,
-      key_B,
-      sampling,
-      1,
-      drafter=drafter(gamma),
-      verifier=verifier,
-      block_keys=block_keys,
-      **static,
-    )
-    accepted_G = np.asarray(state.trace.accepted_BG.sum(axis=0)) - before
-    seen = tuning.observe(seen, gamma, 1, num_live, accepted_G.tolist())
+    num_live = len(key_B) if state is None else int((~state.done_B).sum())
+    rows = (key_B, sampling, 1)
+    policy = {
+      'drafter': drafter(gamma), 'verifier': verifier, 'block_keys': block_keys
+    }  # fmt: skip
+    if state is None:
+      state = rounds.begin_and_run(
+        params, inputs_B1, *rows, max_draft=MAX_GAMMA, **policy, **static
+      )
+    else:
+      state = rounds.run(params, state, *rows, **policy, **static)
+    accepted_G = np.asarray(state.trace.accepted_BG.sum(axis=0))
+    seen = tuning.observe(seen, gamma, 1, num_live, (accepted_G - before).tolist())
+    before = accepted_G
     chosen.append(gamma)
   return state, chosen
 
